@@ -1,0 +1,149 @@
+"""The C++ extension: converts arguments, releases the GIL, translates errors; no policy."""
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+class Buffer:
+    """A typed view of contiguous memory. Keeps `owner` alive."""
+
+    def __init__(
+        self,
+        pointer: int,
+        count: int,
+        dtype: str,
+        device: str = "cpu",
+        owner: object = None,
+        read_only: bool = False,
+    ) -> None: ...
+    @property
+    def pointer(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def read_only(self) -> bool: ...
+
+class RegisteredMemory:
+    """Bytes that the other processes of the node can map; exports the buffer protocol (uint8)."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Work:
+    """One asynchronous collective. Dropping it does not cancel it."""
+
+    def done(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> None:
+        """Raises the collective's error; TimeoutError when `timeout` seconds pass first."""
+
+# An array argument (`x`, `out`) is a Buffer or any object with a simple buffer-protocol export.
+# Anything else raises TypeError, and the Python layer converts it first (mpidp/buffers.py).
+# `out=None` means in place. `timeout` is in seconds; a negative one means the context's default.
+# `scale=None` means 1. Each *_async twin takes the same arguments and returns a Work.
+class Context:
+    def __init__(
+        self,
+        comm_handle: int,
+        *,
+        timeout: float = 600.0,
+        node_id: int = -1,
+        shared_memory: bool = True,
+        slot_bytes: int = ...,
+        inline_bytes: int = ...,
+        segment_bytes: int = ...,
+        piece_bytes: int = ...,
+        spin_us: int = -1,
+    ) -> None:
+        """Collective over the communicator, which the context borrows and never frees."""
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def local_size(self) -> int: ...
+    @property
+    def node_rank(self) -> int: ...
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def shared_memory(self) -> bool:
+        """True when every process of this node can map every other's memory (proven by a probe)."""
+    def set_rules(self, collective: str, rules: list[tuple[int, str]]) -> None:
+        """What "auto" means: the first (limit, algorithm) with nbytes <= limit."""
+    def select(self, collective: str, nbytes: int) -> str: ...
+    def all_reduce(
+        self, x: object, out: object, op: str, algorithm: str, scale: float | None,
+        deterministic: bool, timeout: float,
+    ) -> None: ...
+    def reduce_scatter(
+        self, x: object, out: object, op: str, algorithm: str, scale: float | None,
+        deterministic: bool, timeout: float,
+    ) -> None: ...
+    def reduce(
+        self, x: object, out: object, op: str, root: int, algorithm: str, scale: float | None,
+        deterministic: bool, timeout: float,
+    ) -> None: ...
+    def all_gather(self, x: object, out: object, algorithm: str, timeout: float) -> None: ...
+    def broadcast(self, x: object, root: int, algorithm: str, timeout: float) -> None: ...
+    def all_to_all(self, x: object, out: object, algorithm: str, timeout: float) -> None: ...
+    def barrier(self, timeout: float) -> None: ...
+    def all_reduce_async(
+        self, x: object, out: object, op: str, algorithm: str, scale: float | None,
+        deterministic: bool, timeout: float,
+    ) -> Work: ...
+    def reduce_scatter_async(
+        self, x: object, out: object, op: str, algorithm: str, scale: float | None,
+        deterministic: bool, timeout: float,
+    ) -> Work: ...
+    def reduce_async(
+        self, x: object, out: object, op: str, root: int, algorithm: str, scale: float | None,
+        deterministic: bool, timeout: float,
+    ) -> Work: ...
+    def all_gather_async(self, x: object, out: object, algorithm: str, timeout: float) -> Work: ...
+    def broadcast_async(self, x: object, root: int, algorithm: str, timeout: float) -> Work: ...
+    def all_to_all_async(self, x: object, out: object, algorithm: str, timeout: float) -> Work: ...
+    def barrier_async(self, timeout: float) -> Work: ...
+    def allocate(self, nbytes: int) -> RegisteredMemory:
+        """Local, not collective. Raises MemoryError when the pages cannot be reserved."""
+    def close(self) -> None:
+        """Collective. Waits for pending work; further calls raise ClosedError."""
+
+def schedule(
+    collective: str, algorithm: str, world_size: int, rank: int, count: int, root: int = 0,
+    segment_count: int = 0,
+) -> tuple[list[tuple[str, str, str, int, int, int, int, int, int, int]], int]:
+    """(steps, scratch_count); a step is the fields of csrc/schedule/schedule.h in their order."""
+
+def has_schedule(collective: str, algorithm: str) -> bool: ...
+def reduce_buffers(
+    sources: list[Any], destinations: list[Any], op: str, scales: list[float] | None = None,
+    divisor: float = 1.0,
+) -> None:
+    """The CPU kernel itself, on Buffers or arrays of one dtype and count; for tests and codecs."""
+
+def chunk_of(count: int, num_chunks: int, index: int, granule: int = 1) -> tuple[int, int]:
+    """(offset, count)."""
+
+def instruction_set() -> str: ...
+def set_instruction_set(name: str) -> bool: ...
+def mpi_library() -> str:
+    """MPI_Get_library_version of the MPI the extension is linked to, at run time."""
+
+def built_against() -> str:
+    """The vendor and version of the mpi.h the extension was compiled with."""
+
+def memory_floor(x: NDArray[Any], iterations: int) -> list[float]:
+    """Seconds of each in-place update of x (one load and one store per byte); for the benchmark."""
