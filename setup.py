@@ -1,0 +1,311 @@
+"""Builds mpidp._core, the C++ extension, against the MPI library found at build time.
+
+The MPI is the one behind $MPICC, else behind an mpicc beside the running Python, else behind
+the mpicc on PATH: the order mpi4py users know. Its flags are asked of the wrapper, and a
+C++17 compiler ($CXX, else c++, g++ or clang++) does the work, so no C++ wrapper is needed.
+
+Environment: MPICC, CXX, CPPFLAGS, CXXFLAGS, LDFLAGS as everywhere;
+MPIDP_WERROR=1 turns warnings into errors; MPIDP_SANITIZE=address,undefined (or thread) builds
+with sanitizers; MPIDP_JOBS sets the number of compilers at work (default: the cores).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+try:
+    from setuptools.errors import CompileError
+except ImportError:
+    from distutils.errors import CompileError
+
+ROOT = Path(__file__).resolve().parent
+CSRC = ROOT / "csrc"
+
+WARNINGS = ["-Wall", "-Wextra", "-Wconversion"]
+
+MPI_PROBE = "#include <mpi.h>\nint main() { return MPI_VERSION; }\n"
+CXX_PROBE = "#include <optional>\nint main() { return std::optional<int>{0}.value(); }\n"
+
+
+class SetupError(CompileError):
+    """A missing tool, said in one line."""
+
+
+def output_of(command: list[str]) -> str | None:
+    """What `command` prints, or None when it cannot run or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def find_mpicc() -> list[str]:
+    """The command line of the MPI C compiler wrapper."""
+    named = os.environ.get("MPICC", "").strip()
+    if named:
+        command = shlex.split(named)
+        if shutil.which(command[0]) is None:
+            raise SetupError(f"MPICC={named}: no such program")
+        return command
+    beside = Path(sys.executable).parent / "mpicc"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpicc")
+    if found is None:
+        raise SetupError(
+            "no MPI compiler: set MPICC, put mpicc on PATH, or `pip install mpich` "
+            "in this environment (scripts/setup.sh does it for you)"
+        )
+    return [found]
+
+
+def mpi_flags(mpicc: list[str]) -> tuple[list[str], list[str]]:
+    """(compile flags, link flags) that the wrapper would add.
+
+    MPICH and Intel MPI print one command line for -show. Open MPI has an option for each
+    half. A wrapper that answers neither (Cray's cc) adds its flags by itself, and so does its
+    C++ twin, which the user then names in CXX.
+    """
+    compile_line = output_of([*mpicc, "--showme:compile"])
+    link_line = output_of([*mpicc, "--showme:link"])
+    if compile_line is None or link_line is None:
+        compile_line = link_line = output_of([*mpicc, "-show"])
+    if compile_line is None or link_line is None:
+        if os.environ.get("CXX"):
+            return [], []
+        raise SetupError(
+            f"{shlex.join(mpicc)} does not tell its flags (-show): "
+            "set CXX to the C++ compiler wrapper of this MPI"
+        )
+    compile_flags = [f for f in shlex.split(compile_line) if f.startswith(("-I", "-D"))]
+    link_flags = link_part(shlex.split(link_line))
+    return compile_flags, with_rpath(link_flags)
+
+
+def link_part(words: list[str]) -> list[str]:
+    """The words of a compiler command line that belong to linking."""
+    flags: list[str] = []
+    following = iter(words)
+    for word in following:
+        if word == "-Xlinker":
+            flags += [word, next(following)]
+        elif word.startswith(("-L", "-l", "-Wl,")) or word.endswith((".so", ".a", ".dylib")):
+            flags.append(word)
+    return flags
+
+
+def with_rpath(flags: list[str]) -> list[str]:
+    """`flags` plus a run path for each library directory, so that no LD_LIBRARY_PATH is needed."""
+    text = " ".join(flags)
+    missing = [
+        f"-Wl,-rpath,{flag[2:]}"
+        for flag in flags
+        if flag.startswith("-L") and text.count(flag[2:]) < 2
+    ]
+    return [*flags, *missing]
+
+
+def find_cxx() -> list[str]:
+    """The command line of the C++ compiler."""
+    named = os.environ.get("CXX", "").strip()
+    if named:
+        command = shlex.split(named)
+        if shutil.which(command[0]) is None:
+            raise SetupError(f"CXX={named}: no such program")
+        return command
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            return [name]
+    raise SetupError("no C++17 compiler: install g++ (>= 9) or clang++ (>= 10), or set CXX")
+
+
+def host_sources() -> list[Path]:
+    """The C++ files of the extension. CUDA files (csrc/reduce/cuda*, *.cu) are not host code."""
+    return [path for path in sorted(CSRC.rglob("*.cc")) if not path.name.startswith("cuda")]
+
+
+def sanitizer_flags() -> list[str]:
+    names = os.environ.get("MPIDP_SANITIZE", "").strip()
+    return [f"-fsanitize={names}", "-fno-omit-frame-pointer", "-g"] if names else []
+
+
+def prefix_tag() -> str:
+    """Names the Python environment that a build is for; mpidp/__init__.py finds it again."""
+    return hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
+
+
+class Toolchain:
+    """Compilers, flags and the directory of object files for one configuration."""
+
+    def __init__(self) -> None:
+        import nanobind
+
+        self.cxx = find_cxx()
+        self.mpicc = find_mpicc()
+        mpi_compile, mpi_link = mpi_flags(self.mpicc)
+        nanobind_root = Path(nanobind.source_dir()).parent
+        self.nanobind_source = Path(nanobind.source_dir()) / "nb_combined.cpp"
+        sanitize = sanitizer_flags()
+        python_includes = {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}
+        environment = [
+            *shlex.split(os.environ.get("CPPFLAGS", "")),
+            *shlex.split(os.environ.get("CXXFLAGS", "")),
+        ]
+        # NDEBUG holds for nanobind and our code alike: the two share inline functions.
+        self.common = [
+            *["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-DNDEBUG", "-pthread"],
+            *[f"-isystem{path}" for path in sorted(p for p in python_includes if p)],
+            f"-isystem{nanobind.include_dir()}",
+            f"-isystem{nanobind_root / 'ext' / 'robin_map' / 'include'}",
+            *sanitize,
+            *environment,
+        ]
+        werror = ["-Werror"] if os.environ.get("MPIDP_WERROR") == "1" else []
+        # The MPI's own headers are not ours to warn about.
+        self.mpi_compile = [f.replace("-I", "-isystem", 1) for f in mpi_compile]
+        self.ours = [*self.mpi_compile, f"-I{CSRC}", *WARNINGS, *werror]
+        self.theirs = [
+            *["-w", "-fno-strict-aliasing", "-ffunction-sections", "-fdata-sections"],
+            "-DNB_COMPACT_ASSERTIONS",
+        ]
+        shared = (
+            ["-bundle", "-undefined", "dynamic_lookup"]
+            if sys.platform == "darwin"
+            else ["-shared", "-Wl,--gc-sections"]
+        )
+        self.link = [
+            *[*shared, "-pthread", *sanitize],
+            *[*shlex.split(os.environ.get("LDFLAGS", "")), *mpi_link],
+        ]
+        key = repr((self.cxx, self.common, self.ours, self.link, sysconfig.get_config_var("SOABI")))
+        tag = hashlib.sha256(key.encode()).hexdigest()[:12]
+        self.object_dir = ROOT / "build" / f"objects-{tag}"
+
+    def check(self) -> None:
+        """Raises SetupError when the compiler or the MPI headers do not work. Asked once."""
+        passed = self.object_dir / "checked"
+        if passed.exists():
+            return
+        self.object_dir.mkdir(parents=True, exist_ok=True)
+        if not self.compiles(CXX_PROBE, []):
+            raise SetupError(f"{shlex.join(self.cxx)} is no C++17 compiler: set CXX to one")
+        if not self.compiles(MPI_PROBE, self.mpi_compile):
+            raise SetupError(
+                f"mpi.h does not compile with the flags of {shlex.join(self.mpicc)}: "
+                "install the MPI's development files, or set MPICC to another MPI"
+            )
+        passed.touch()
+
+    def compiles(self, text: str, flags: list[str]) -> bool:
+        command = [*self.cxx, "-std=c++17", *flags, "-x", "c++", "-fsyntax-only", "-"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        return done.returncode == 0
+
+    def compile_command(self, source: Path, target: Path) -> list[str]:
+        flags = self.theirs if source == self.nanobind_source else self.ours
+        depfile = ["-MMD", "-MF", str(target.with_suffix(".d"))]
+        return [*self.cxx, *self.common, *flags, *depfile, "-c", str(source), "-o", str(target)]
+
+    def object_of(self, source: Path) -> Path:
+        """Where the object file of `source` lies; same-named files of two folders stay apart."""
+        if source == self.nanobind_source:
+            return self.object_dir / "nanobind.o"
+        return self.object_dir / source.relative_to(CSRC).with_suffix(".o")
+
+
+def is_current(target: Path) -> bool:
+    """True when `target` is newer than everything its dependency file lists."""
+    depfile = target.with_suffix(".d")
+    try:
+        built = target.stat().st_mtime_ns
+        listed = depfile.read_text().split(":", 1)[1].replace("\\\n", " ")
+        return all(os.stat(path).st_mtime_ns <= built for path in shlex.split(listed))
+    except (OSError, IndexError):
+        return False
+
+
+def run(command: list[str], what: str) -> None:
+    """Runs a compiler; its complaints are shown whole, the error is one line."""
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.stdout:
+        print(done.stdout, file=sys.stderr, flush=True)
+    if done.returncode != 0:
+        raise SetupError(f"{what} failed; the command was: {shlex.join(command)}")
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+class BuildExtension(build_ext):
+    """Compiles what has changed, in parallel, and links mpidp._core.
+
+    setuptools' own builder recompiles every file when one is newer; this one asks the
+    compiler's dependency files, and keeps objects of different configurations apart.
+    """
+
+    def build_extension(self, ext: Extension) -> None:
+        chain = Toolchain()
+        chain.check()
+        sources = [*host_sources(), chain.nanobind_source]
+        objects = [chain.object_of(source) for source in sources]
+        stale = [pair for pair in zip(sources, objects, strict=True) if not is_current(pair[1])]
+        jobs = int(os.environ.get("MPIDP_JOBS") or os.cpu_count() or 1)
+        with ThreadPoolExecutor(max_workers=jobs) as pool:
+            for _ in pool.map(lambda pair: self.compile_one(chain, *pair), stale):
+                pass
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        linked = chain.object_dir / target.name
+        names = "\n".join(map(str, objects))
+        manifest = chain.object_dir / "linked.txt"
+        if stale or not linked.exists() or not manifest.exists() or manifest.read_text() != names:
+            command = [*chain.cxx, *map(str, objects), *chain.link, "-o", str(linked)]
+            run(command, f"linking {ext.name}")
+            manifest.write_text(names)
+        install(linked, target)
+
+    @staticmethod
+    def compile_one(chain: Toolchain, source: Path, target: Path) -> None:
+        print(f"compiling {shown(source)}", flush=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # An object exists only when its compile succeeded, else is_current would trust a ruin.
+        target.unlink(missing_ok=True)
+        run(chain.compile_command(source, target), f"compiling {shown(source)}")
+
+    def copy_extensions_to_source(self) -> None:
+        """An in-place build also keeps a copy for this environment alone.
+
+        Environments with different MPIs share one source tree; each finds its own copy first.
+        """
+        super().copy_extensions_to_source()
+        for ext in self.extensions:
+            name = Path(self.get_ext_filename(ext.name)).name
+            own = ROOT / "build" / f"ext-{prefix_tag()}" / name
+            own.parent.mkdir(parents=True, exist_ok=True)
+            install(ROOT / "mpidp" / name, own)
+
+
+def install(source: Path, target: Path) -> None:
+    """Replaces `target` by a copy in one step: a running process may have the old one mapped."""
+    fresh = target.with_name(target.name + ".new")
+    shutil.copy2(source, fresh)
+    fresh.replace(target)
+
+
+setup(
+    ext_modules=[Extension("mpidp._core", sources=[])],
+    cmdclass={"build_ext": BuildExtension},
+)
