@@ -1,0 +1,286 @@
+"""Any array -> `_core.Buffer`: where its memory is, what it holds, and whether it may take part.
+
+The extension parses plain buffers (NumPy arrays of the common dtypes) itself; what it refuses comes
+here. Understood, in this order: NumPy arrays including ml_dtypes.bfloat16, the CUDA array
+interface, the buffer protocol, the array interface, DLPack. No framework is imported.
+
+    buffer = as_buffer(tensor, "x", writable=True)
+    buffer.dtype, buffer.count              # "bfloat16", 4096
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from mpidp import _core
+from mpidp.errors import InvalidBufferError
+
+DTYPES = (
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+)
+
+NO_CUDA = (
+    "this build has no CUDA part. Copy the array to host memory first, or reinstall where nvcc is "
+    "on PATH (CUDA_HOME set), and check with `mpidp info`"
+)
+
+
+def numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """The NumPy dtype for a name or anything that names one; bfloat16 needs ml_dtypes.
+
+    Raises `InvalidBufferError` for a dtype that no collective takes.
+    """
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise InvalidBufferError(
+                "dtype bfloat16: NumPy has none of its own; install ml_dtypes"
+            ) from None
+        dtype = ml_dtypes.bfloat16
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:
+        raise InvalidBufferError(
+            f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}"
+        ) from None
+    _dtype_name(found, "dtype")
+    return found
+
+
+def as_buffer(x: Any, name: str = "x", *, writable: bool = False) -> _core.Buffer:
+    """A typed view of the memory of `x`, which it keeps alive.
+
+    `name` is what the caller calls the array in messages; `writable` says that it will be written.
+    Raises `InvalidBufferError` where the array is not contiguous, not writable, of a dtype that no
+    collective takes, in memory that this build cannot reach, or no array at all.
+    """
+    if isinstance(x, _core.Buffer):
+        if writable and x.read_only:
+            raise InvalidBufferError(_read_only(name))
+        return x
+    if isinstance(x, np.ndarray):
+        return _from_numpy(x, name, writable, x)
+    if getattr(x, "__cuda_array_interface__", None) is not None:
+        raise InvalidBufferError(f"{name} lies in GPU memory and {NO_CUDA}")
+    try:
+        view = memoryview(x)
+    except (TypeError, ValueError, BufferError):
+        # No export, or (bfloat16) no format character for the dtype.
+        pass
+    else:
+        if view.format is not None and _has_numpy_format(view):
+            return _from_numpy(np.asarray(view), name, writable, x)
+    if getattr(x, "__array_interface__", None) is not None:
+        return _from_numpy(np.asarray(x), name, writable, x)
+    if hasattr(x, "__dlpack__"):
+        return _from_dlpack(x, name, writable)
+    raise InvalidBufferError(
+        f"{name} is {_a(type(x).__name__)}, not an array: give a NumPy array, or an object with "
+        "the buffer protocol, the array interface or DLPack"
+    )
+
+
+def check_pair(x: _core.Buffer, out: _core.Buffer) -> None:
+    """Raise `InvalidBufferError` where the dtypes differ or the memory overlaps in part.
+
+    The very same memory means in place, and is fine.
+    """
+    if x.dtype != out.dtype:
+        raise InvalidBufferError(f"x is {x.dtype} and out is {out.dtype}; give them the same dtype")
+    if x.device != out.device:
+        raise InvalidBufferError(f"x is on {x.device} and out is on {out.device}")
+    if x.pointer == out.pointer and x.nbytes == out.nbytes:
+        return
+    if x.pointer < out.pointer + out.nbytes and out.pointer < x.pointer + x.nbytes:
+        raise InvalidBufferError(
+            "x and out overlap in part; give distinct arrays, or the same one for in place"
+        )
+
+
+def _has_numpy_format(view: memoryview) -> bool:
+    try:
+        np.asarray(view)
+    except (TypeError, ValueError, NotImplementedError):
+        return False
+    return True
+
+
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"
+
+
+def _read_only(name: str) -> str:
+    return f"{name} is read-only; pass a writable array, or out= for the result"
+
+
+def _dtype_name(dtype: np.dtype[Any], name: str) -> str:
+    supported = f"use one of {', '.join(DTYPES)}"
+    if dtype.kind == "O":
+        raise InvalidBufferError(
+            f"{name} has dtype object; use broadcast_object or all_gather_object for Python "
+            f"objects, or convert it: {supported}"
+        )
+    if dtype.fields is not None or dtype.subdtype is not None:
+        raise InvalidBufferError(f"{name} has the structured dtype {dtype}; {supported}")
+    if not dtype.isnative:
+        raise InvalidBufferError(
+            f"{name} has dtype {dtype.str}, which is not in this machine's byte order; convert it "
+            "with x.astype(x.dtype.newbyteorder('='))"
+        )
+    found: str = dtype.name
+    if found not in DTYPES:
+        raise InvalidBufferError(f"{name} has dtype {found}, which is not supported; {supported}")
+    return found
+
+
+def _from_numpy(array: np.ndarray[Any, Any], name: str, writable: bool, owner: Any) -> _core.Buffer:
+    dtype = _dtype_name(array.dtype, name)
+    if not array.flags.c_contiguous:
+        raise InvalidBufferError(
+            f"{name} of shape {array.shape} and strides {array.strides} is not C-contiguous; use "
+            f"numpy.ascontiguousarray({name})"
+        )
+    if writable and not array.flags.writeable:
+        raise InvalidBufferError(_read_only(name))
+    return _core.Buffer(
+        array.ctypes.data, array.size, dtype, owner=owner, read_only=not array.flags.writeable
+    )
+
+
+# DLPack's C layout (dlpack.h, version 1): https://dmlc.github.io/dlpack/latest/c_api.html
+class _DLDevice(ctypes.Structure):
+    _fields_ = (("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
+
+
+class _DLDataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _DLDevice),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DLDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _DLManagedTensorVersioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("dl_tensor", _DLTensor),
+    )
+
+
+# kDLCPU, and host memory pinned by CUDA or ROCm.
+_DL_HOST = (1, 3, 11)
+_DL_READ_ONLY = 1
+_DL_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+
+
+def _from_dlpack(x: Any, name: str, writable: bool) -> _core.Buffer:
+    if hasattr(x, "__dlpack_device__"):
+        # Asked first: exporting from a GPU may need a stream that we have no part for.
+        device_type = int(x.__dlpack_device__()[0])
+        if device_type not in _DL_HOST:
+            raise InvalidBufferError(
+                f"{name} lies in device memory (DLPack device type {device_type}) and {NO_CUDA}"
+            )
+    try:
+        try:
+            capsule = x.__dlpack__(max_version=(1, 0))
+        except TypeError:  # an exporter older than DLPack 1.0
+            capsule = x.__dlpack__()
+    except Exception as error:
+        # Frameworks refuse with types of their own; a tensor that requires grad is the usual case.
+        raise InvalidBufferError(f"{name} cannot be exported through DLPack: {error}") from error
+    tensor, read_only = _open_capsule(capsule)
+    if read_only is None:
+        read_only = _seems_read_only(x)
+    if writable and read_only:
+        raise InvalidBufferError(_read_only(name))
+    dtype = _dlpack_dtype(tensor.dtype, name)
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    if tensor.strides and not _is_contiguous(
+        shape, [tensor.strides[a] for a in range(tensor.ndim)]
+    ):
+        raise InvalidBufferError(
+            f"{name} of shape {shape} is not C-contiguous; use {name}.contiguous() or its like"
+        )
+    count = 1
+    for length in shape:
+        count *= length
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    # The capsule stays unconsumed: dropping it runs the exporter's deleter.
+    return _core.Buffer(pointer, count, dtype, owner=(x, capsule), read_only=read_only)
+
+
+def _open_capsule(capsule: Any) -> tuple[_DLTensor, bool | None]:
+    """The tensor inside, and whether it is read-only (None: the old form cannot say)."""
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype = ctypes.c_void_p
+    get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    is_valid = ctypes.pythonapi.PyCapsule_IsValid
+    is_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    if is_valid(capsule, b"dltensor_versioned"):
+        address = get_pointer(capsule, b"dltensor_versioned")
+        managed = _DLManagedTensorVersioned.from_address(address)
+        return managed.dl_tensor, bool(managed.flags & _DL_READ_ONLY)
+    # The unversioned struct begins with the tensor itself.
+    return _DLTensor.from_address(get_pointer(capsule, b"dltensor")), None
+
+
+def _seems_read_only(x: Any) -> bool:
+    # JAX arrays are immutable, and their NumPy view says so.
+    try:
+        view = np.asarray(x)
+    except Exception:
+        # No NumPy view (torch.bfloat16): only mutable frameworks are like that.
+        return False
+    return not view.flags.writeable
+
+
+def _dlpack_dtype(dtype: _DLDataType, name: str) -> str:
+    kind = _DL_CODES.get(dtype.code, f"DLPack type code {dtype.code}, ")
+    found = kind if kind == "bool" else f"{kind}{dtype.bits}"
+    if found not in DTYPES or dtype.lanes != 1:
+        raise InvalidBufferError(
+            f"{name} has dtype {found}, which is not supported; use one of {', '.join(DTYPES)}"
+        )
+    return found
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: list[int]) -> bool:
+    if 0 in shape:
+        return True
+    expected = 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
