@@ -19,6 +19,7 @@ enum class ErrorKind {
   kClosed,         // ClosedError
   kMpi,            // MpiError
   kCuda,           // CudaError
+  kInterrupted,    // the exception that a Python signal handler raised
 };
 
 class Error : public std::runtime_error {
