@@ -31,7 +31,7 @@ struct Step {
   BufferId destination_buffer = BufferId::kOutput;
   std::uint8_t final = 0;           // 1: this reduction completes its range; mean divides here
   std::uint8_t received_first = 0;  // operand order of kReceiveReduce
-  std::int32_t peer = -1;           // rank, for sends and receives
+  std::int32_t peer = -1;  // rank, for sends and receives; kReduceOrdered: the rank itself
   std::int64_t source_offset = 0;       // elements
   std::int64_t destination_offset = 0;  // elements
   std::int64_t count = 0;               // elements; never 0
@@ -63,5 +63,9 @@ Schedule make_schedule(const ScheduleRequest& request);
 
 // Whether make_schedule has this pair.
 bool has_schedule(Collective collective, Algorithm algorithm);
+
+// "send", "receive", "receive_reduce", "reduce_ordered", "copy"; "input", "output", "scratch".
+const char* name_of(StepKind kind);
+const char* name_of(BufferId buffer);
 
 }  // namespace mpidp
