@@ -43,7 +43,7 @@ const CpuKernels* avx2_kernels() {
 
 #define MPIDP_KERNELS_NAMESPACE avx2
 #define MPIDP_VECTOR_BYTES 32
-#define MPIDP_HALF_F16C 1
+#define MPIDP_KERNELS_AVX2 1
 #include "reduce/cpu_body.h"
 
 #if defined(__clang__)

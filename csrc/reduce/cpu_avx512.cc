@@ -33,7 +33,7 @@ const CpuKernels* avx512_kernels() {
 
 #define MPIDP_KERNELS_NAMESPACE avx512
 #define MPIDP_VECTOR_BYTES 64
-#define MPIDP_HALF_AVX512 1
+#define MPIDP_KERNELS_AVX512 1
 #include "reduce/cpu_body.h"
 
 #if defined(__clang__)

@@ -1,9 +1,9 @@
 // The kernels, written once over compiler vectors and built once per instruction set.
 //
-// The including file sets MPIDP_KERNELS_NAMESPACE, MPIDP_VECTOR_BYTES and at most one MPIDP_HALF_*,
-// and opens its target pragma first. Nothing here may call an inline function of the standard
-// library: the linker could keep this file's copy of it, with this file's instructions, for the
-// whole program.
+// The including file sets MPIDP_KERNELS_NAMESPACE, MPIDP_VECTOR_BYTES and, to have float16 converted
+// by the CPU, MPIDP_KERNELS_<NAME>; it opens its target pragma first. Nothing here may call an
+// inline function of the standard library: the linker could keep this file's copy of it, with this
+// file's instructions, for the whole program.
 //
 // A kernel walks its range in blocks of a few vectors. Each block is accumulated in registers over
 // all sources and stored to all destinations, so every byte is loaded and stored once. The last,
@@ -82,7 +82,7 @@ MPIDP_INLINE void reduce_block(const Plan<E>& plan, std::int64_t offset) {
     const unsigned char* source = source_at(plan, s, offset);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      acc[v] = O::combine(acc[v], load_term<E, kScaled>(plan, s, source + v * E::kBytes));
+      acc[v] = E::template combine<O>(acc[v], load_term<E, kScaled>(plan, s, source + v * E::kBytes));
     }
   }
 #pragma GCC unroll 8
@@ -101,7 +101,7 @@ void reduce_partial(const Plan<E>& plan, std::int64_t offset, std::int64_t nbyte
   typename E::Acc acc = load_term<E, kScaled>(plan, 0, buffer);
   for (int s = 1; s < plan.num_sources; ++s) {
     copy_small(buffer, source_at(plan, s, offset), nbytes);
-    acc = O::combine(acc, load_term<E, kScaled>(plan, s, buffer));
+    acc = E::template combine<O>(acc, load_term<E, kScaled>(plan, s, buffer));
   }
   E::store(buffer, finished<E>(plan, acc));
   for (int d = 0; d < plan.num_destinations; ++d) {

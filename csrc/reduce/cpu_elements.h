@@ -3,77 +3,16 @@
 //
 // An element class E has: Acc, the accumulator of one vector of elements; Scalar, what scales and
 // divisors are rounded to; kItemBytes of one element and kBytes of one vector in memory; kVectors,
-// the vectors of a block; kReal, whether scales and divisors apply; load, store, scale, divide.
+// the vectors of a block; kReal, whether scales and divisors apply; load, store, combine, scale, divide.
 #pragma once
 
 #include <cstdint>
 
-#if defined(__FAST_MATH__)
-#error "mpidp promises the same bits on every CPU: build it without -ffast-math"
-#endif
-
-#define MPIDP_INLINE inline __attribute__((always_inline))
+#include "reduce/cpu_vectors.h"
 
 namespace mpidp {
 namespace MPIDP_KERNELS_NAMESPACE {
 namespace {
-
-constexpr int kVectorBytes = MPIDP_VECTOR_BYTES;
-constexpr int kFloatLanes = kVectorBytes / 4;
-
-template <class T, int kLanes>
-struct VectorOf {
-  typedef T Type __attribute__((vector_size(sizeof(T) * kLanes)));
-};
-
-template <class T>
-using Vector = typename VectorOf<T, kVectorBytes / static_cast<int>(sizeof(T))>::Type;
-using Words = Vector<std::uint32_t>;                                 // 32-bit lanes
-using Halves = typename VectorOf<std::uint16_t, kFloatLanes>::Type;  // as many 16-bit lanes
-
-// The builtin, because memcpy could be fortified into an inline function. Lengths that are
-// constants become one move, whatever the alignment.
-template <class V>
-MPIDP_INLINE V load_vector(const unsigned char* from) {
-  V value;
-  __builtin_memcpy(&value, from, sizeof(V));
-  return value;
-}
-
-template <class V>
-MPIDP_INLINE void store_vector(unsigned char* to, V value) {
-  __builtin_memcpy(to, &value, sizeof(V));
-}
-
-MPIDP_INLINE void copy_small(unsigned char* to, const unsigned char* from, std::int64_t nbytes) {
-  __builtin_memcpy(to, from, static_cast<std::size_t>(nbytes));
-}
-
-template <class To, class From>
-MPIDP_INLINE To bits_of(From value) {
-  static_assert(sizeof(To) == sizeof(From), "a reinterpretation keeps the size");
-  To result;
-  __builtin_memcpy(&result, &value, sizeof(To));
-  return result;
-}
-
-// A product that passes through here cannot be contracted with a following sum into a fused
-// multiply-add, which rounds once where the other builds round twice. Costs no instruction.
-template <class V>
-MPIDP_INLINE V rounded(V product) {
-#if defined(__AVX512F__)
-  asm("" : "+v"(product));
-#elif defined(__SSE2__)
-  asm("" : "+x"(product));
-#elif defined(__aarch64__)
-  asm("" : "+w"(product));
-#else
-  asm("" : "+m"(product));
-#endif
-  return product;
-}
-
-// ---- operators ---------------------------------------------------------------------------------
 
 struct Sum {
   template <class A>
@@ -138,8 +77,6 @@ struct FloatMax {
   }
 };
 
-// ---- elements ----------------------------------------------------------------------------------
-
 template <class T>
 struct Integer {
   using Acc = Vector<T>;
@@ -148,6 +85,10 @@ struct Integer {
   static constexpr int kBytes = kVectorBytes;
   static constexpr int kVectors = 4;
   static constexpr bool kReal = false;
+  template <class O>
+  static MPIDP_INLINE Acc combine(Acc a, Acc b) {
+    return O::combine(a, b);
+  }
   static MPIDP_INLINE Acc load(const unsigned char* from) { return load_vector<Acc>(from); }
   static MPIDP_INLINE void store(unsigned char* to, Acc acc) { store_vector(to, acc); }
 };
@@ -165,6 +106,10 @@ struct Arithmetic {
   using Acc = Vector<T>;
   using Scalar = T;
   static constexpr bool kReal = true;
+  template <class O>
+  static MPIDP_INLINE Acc combine(Acc a, Acc b) {
+    return O::combine(a, b);
+  }
   static MPIDP_INLINE Acc scale(Acc acc, T factor) { return rounded(acc * factor); }
   static MPIDP_INLINE Acc divide(Acc acc, T divisor) { return acc / divisor; }
 };
@@ -179,96 +124,58 @@ struct Floating : Arithmetic<T> {
   static MPIDP_INLINE void store(unsigned char* to, Acc acc) { store_vector(to, acc); }
 };
 
-// The upper half of a float32. Rounded to nearest even by adding just under half of the last place
-// kept, and the rest when that place is odd; a NaN is cut instead, and stays one.
-struct BFloat16 : Arithmetic<float> {
+// 16-bit elements in float32 accumulators, two vectors of them to a vector in memory.
+struct Paired {
+  using Acc = Pair;
+  using Scalar = float;
   static constexpr int kItemBytes = 2;
-  static constexpr int kBytes = 2 * kFloatLanes;
-  static constexpr int kVectors = 4;
-  static MPIDP_INLINE Acc load(const unsigned char* from) {
-    return bits_of<Acc>(__builtin_convertvector(load_vector<Halves>(from), Words) << 16);
+  static constexpr int kBytes = kVectorBytes;
+  static constexpr int kVectors = 2;
+  static constexpr bool kReal = true;
+  template <class O>
+  static MPIDP_INLINE Acc combine(Acc a, Acc b) {
+    return {O::combine(a.low, b.low), O::combine(a.high, b.high)};
   }
-  static MPIDP_INLINE void store(unsigned char* to, Acc acc) {
-    const Words bits = bits_of<Words>(acc);
-    const Words nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const Words nan = (bits >> 16) | 0x40u;
-    store_vector(to, __builtin_convertvector(acc != acc ? nan : nearest, Halves));
+  static MPIDP_INLINE Acc scale(Acc acc, float factor) {
+    return {rounded(acc.low * factor), rounded(acc.high * factor)};
+  }
+  static MPIDP_INLINE Acc divide(Acc acc, float divisor) {
+    return {acc.low / divisor, acc.high / divisor};
   }
 };
 
-// Conversions between float16 and float32. The integer version gives the bits that the x86 and Arm
-// instructions give: nearest even, subnormals kept, NaN made quiet with the top of its payload.
-#if defined(MPIDP_HALF_F16C)
-MPIDP_INLINE Vector<float> widen_half(Halves halves) {
-  return bits_of<Vector<float>>(_mm256_cvtph_ps(bits_of<__m128i>(halves)));
-}
-MPIDP_INLINE Halves narrow_half(Vector<float> values) {
-  return bits_of<Halves>(_mm256_cvtps_ph(bits_of<__m256>(values), _MM_FROUND_TO_NEAREST_INT));
-}
-#elif defined(MPIDP_HALF_AVX512)
-// The zero-masked forms, since GCC 12 warns of an uninitialised value inside the plain ones.
-MPIDP_INLINE Vector<float> widen_half(Halves halves) {
-  return bits_of<Vector<float>>(_mm512_maskz_cvtph_ps(0xffff, bits_of<__m256i>(halves)));
-}
-MPIDP_INLINE Halves narrow_half(Vector<float> values) {
-  return bits_of<Halves>(
-      _mm512_maskz_cvtps_ph(0xffff, bits_of<__m512>(values), _MM_FROUND_TO_NEAREST_INT));
-}
-#elif defined(MPIDP_HALF_NEON)
-MPIDP_INLINE Vector<float> widen_half(Halves halves) {
-  return bits_of<Vector<float>>(vcvt_f32_f16(bits_of<float16x4_t>(halves)));
-}
-MPIDP_INLINE Halves narrow_half(Vector<float> values) {
-  return bits_of<Halves>(vcvt_f16_f32(bits_of<float32x4_t>(values)));
-}
-#else
-MPIDP_INLINE Vector<float> widen_half(Halves halves) {
-  using Floats = Vector<float>;
-  using Ints = Vector<std::int32_t>;
-  const Words half = __builtin_convertvector(halves, Words);
-  const Words sign = (half & 0x8000u) << 16;
-  const Words magnitude = half & 0x7fffu;
-  // Float32 has the same fields, 13 mantissa bits longer, with an exponent biased by 112 more.
-  const Words normal = (magnitude << 13) + 0x38000000u;
-  const Words special = (magnitude << 13) | 0x7f800000u;
-  const Words quiet = special | 0x00400000u;
-  // A subnormal is its mantissa times 2^-24, which is normal in float32.
-  const Words subnormal =
-      bits_of<Words>(__builtin_convertvector(bits_of<Ints>(magnitude), Floats) * 0x1p-24f);
-  Words bits = magnitude < 0x400u ? subnormal : normal;
-  bits = magnitude >= 0x7c00u ? special : bits;
-  bits = magnitude > 0x7c00u ? quiet : bits;
-  return bits_of<Floats>(bits | sign);
-}
-MPIDP_INLINE Halves narrow_half(Vector<float> values) {
-  using Floats = Vector<float>;
-  const Words bits = bits_of<Words>(values);
-  const Words sign = (bits >> 16) & 0x8000u;
-  const Words magnitude = bits & 0x7fffffffu;
-  // As for bfloat16; a carry out of the mantissa moves the exponent up, at the end to infinity.
-  const Words normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Below the normal numbers: in 0.5 + x the last place is 2^-24, so that the sum rounds x to a
-  // whole number of float16's smallest steps, nearest even, and its mantissa is that number.
-  const Words subnormal = bits_of<Words>(bits_of<Floats>(magnitude) + 0.5f) - 0x3f000000u;
-  const Words nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
-  Words half = magnitude < 0x38800000u ? subnormal : normal;
-  half = magnitude >= 0x47800000u ? Words{} + 0x7c00u : half;
-  half = magnitude > 0x7f800000u ? nan : half;
-  return __builtin_convertvector(half | sign, Halves);
-}
-#endif
+struct BFloat16 : Paired {
+  static MPIDP_INLINE Acc load(const unsigned char* from) {
+    return widen_bfloat16(load_vector<Words>(from));
+  }
+  static MPIDP_INLINE void store(unsigned char* to, Acc acc) {
+    store_vector(to, narrow_bfloat16(acc));
+  }
+};
 
+#if defined(MPIDP_HARDWARE_FLOAT16)
 struct Float16 : Arithmetic<float> {
   static constexpr int kItemBytes = 2;
-  static constexpr int kBytes = 2 * kFloatLanes;
+  static constexpr int kBytes = kVectorBytes / 2;
   static constexpr int kVectors = 4;
   static MPIDP_INLINE Acc load(const unsigned char* from) {
-    return widen_half(load_vector<Halves>(from));
+    return widen_float16(load_vector<Halves>(from));
   }
   static MPIDP_INLINE void store(unsigned char* to, Acc acc) {
-    store_vector(to, narrow_half(acc));
+    store_vector(to, narrow_float16(acc));
   }
 };
+#else
+struct Float16 : Paired {
+  static MPIDP_INLINE Acc load(const unsigned char* from) {
+    const Words words = load_vector<Words>(from);
+    return {widen_float16(words & 0xffffu), widen_float16(words >> 16)};
+  }
+  static MPIDP_INLINE void store(unsigned char* to, Acc acc) {
+    store_vector(to, narrow_float16(acc.low) | (narrow_float16(acc.high) << 16));
+  }
+};
+#endif
 
 // One complex number: only products come here, one element at a time. Products of infinities are
 // NumPy's, the plain formula, and not those of C's Annex G.
@@ -287,6 +194,10 @@ struct Complex {
   static constexpr int kBytes = kItemBytes;
   static constexpr int kVectors = 4;
   static constexpr bool kReal = true;
+  template <class O>
+  static MPIDP_INLINE Acc combine(Acc a, Acc b) {
+    return O::combine(a, b);
+  }
   static MPIDP_INLINE Acc load(const unsigned char* from) { return load_vector<Acc>(from); }
   static MPIDP_INLINE void store(unsigned char* to, Acc acc) { store_vector(to, acc); }
   static MPIDP_INLINE Acc scale(Acc acc, T factor) {

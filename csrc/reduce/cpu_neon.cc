@@ -7,7 +7,7 @@
 
 #define MPIDP_KERNELS_NAMESPACE neon
 #define MPIDP_VECTOR_BYTES 16
-#define MPIDP_HALF_NEON 1
+#define MPIDP_KERNELS_NEON 1
 #include "reduce/cpu_body.h"
 
 namespace mpidp {
