@@ -13,7 +13,7 @@
 //
 // Cost: all_reduce 2(P-1) alpha + 2(P-1)/P n beta + (P-1)/P n gamma, as the ring, but with only two
 // messages on the longest path: better where messages overlap and ranks are few. reduce_scatter:
-// half of the first two terms. reduce: the root receives all, (2P-2) alpha + 2(P-1)/P n beta.
+// half of the first two terms. reduce: P alpha + 2(P-1)/P n beta + (P-1)/P n gamma.
 //
 // Source: the reduce-scatter is the pairwise exchange of Thakur, Rabenseifner and Gropp,
 // "Optimization of collective communication operations in MPICH", Int. J. High Perform. Comput.

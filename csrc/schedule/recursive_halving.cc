@@ -25,7 +25,7 @@
 // Cost of all_reduce, P = 2^L: 2 L alpha + 2(P-1)/P n beta + (P-1)/P n gamma. Other P:
 // (2 log2 K + 2) alpha + (2(K-1)/K + 1) n beta + ((K-1)/K + 1/2) n gamma. reduce_scatter, n bytes
 // of input, P = 2^L: L alpha + (P-1)/P n (beta + gamma). Other P: (log2 K + 2) alpha, and up to
-// twice the volume, since the ranks of pairs have the larger half.
+// twice the volume: the ranks of pairs deal with the larger half.
 //
 // Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004, section 4;
 // pairs that share the work: Rabenseifner and Traeff, "More efficient reduction algorithms for
@@ -73,53 +73,48 @@ struct Members {
   std::vector<int> masks;  // by round
 };
 
-// Reduce-scatter. `pieces(parts)` lists the ranges of elements of some parts, each one message;
-// `partial(range)` says where a sum of that range is kept. Returns the parts that this rank has
-// finished: none, if it was done after the first round.
-template <class Pieces, class Partial>
-Parts reduce_phase(const Members& members, Builder& builder, Pieces pieces, Partial partial) {
+// The reduce-scatter rounds. `range_of(parts)` says which elements some parts are, `partial(parts)`
+// where sums of them are kept.
+template <class RangeOf, class Partial>
+void reduce_phase(const Members& members, Builder& builder, RangeOf range_of, Partial partial) {
   const int rank = members.rank;
   Parts parts{0, members.size};
+  bool fresh = true;  // no sums yet, only the input
+  const auto source = [&](Parts of) {
+    return fresh ? input_at(range_of(of).offset) : partial(of);
+  };
+  const auto send = [&](int peer, Parts of) {
+    return send_to(peer, source(of), range_of(of).count);
+  };
+  const auto add = [&](int peer, Parts of, bool final) {
+    return reduce_from(peer, rank, source(of), partial(of), range_of(of).count, final);
+  };
   if (members.paired) {
-    std::vector<Message> messages;
-    for (const Range& range : pieces(parts.half(!members.holds_upper()))) {
-      messages.push_back(send_to(members.mate(), input_at(range.offset), range.count));
-    }
-    for (const Range& range : pieces(parts.half(members.holds_upper()))) {
-      messages.push_back(reduce_from(members.mate(), rank, input_at(range.offset), partial(range),
-                                     range.count, false));
-    }
-    builder.interleave(messages);
+    const bool upper = members.holds_upper();
+    builder.interleave({send(members.mate(), parts.half(!upper)),
+                        add(members.mate(), parts.half(upper), false)});
+    fresh = false;
   }
   for (std::size_t round = 0; round < members.masks.size(); ++round) {
     const int partner = members.member ^ members.masks[round];
     const bool last = round + 1 == members.masks.size();
     const bool kept = members.keeps_upper(members.member, round);
-    const bool fresh = round == 0 && !members.paired;
-    const auto source = [&](const Range& range) {
-      return fresh ? input_at(range.offset) : partial(range);
-    };
     std::vector<Message> messages;
-    // In the first round the two ranks of a pair have one half each.
-    const bool is_holder_only = round == 0 && members.paired;
-    if (!is_holder_only || members.holds_upper() != kept) {
-      const int peer = round == 0 ? members.holder(partner, !kept) : members.keeper(partner);
-      for (const Range& range : pieces(parts.half(!kept))) {
-        messages.push_back(send_to(peer, source(range), range.count));
-      }
+    if (round == 0) {
+      // A rank of a pair has one of the halves only: the one to send, or the one to keep.
+      const bool has_sent = !members.paired || members.holds_upper() != kept;
+      const bool has_kept = !members.paired || members.holds_upper() == kept;
+      if (has_sent) messages.push_back(send(members.holder(partner, !kept), parts.half(!kept)));
+      if (has_kept) messages.push_back(add(members.holder(partner, kept), parts.half(kept), last));
+      builder.interleave(messages);
+      if (!has_kept) return;
+    } else {
+      const int peer = members.keeper(partner);
+      builder.interleave({send(peer, parts.half(!kept)), add(peer, parts.half(kept), last)});
     }
-    if (!is_holder_only || members.holds_upper() == kept) {
-      const int peer = round == 0 ? members.holder(partner, kept) : members.keeper(partner);
-      for (const Range& range : pieces(parts.half(kept))) {
-        messages.push_back(
-            reduce_from(peer, rank, source(range), partial(range), range.count, last));
-      }
-    }
-    builder.interleave(messages);
-    if (is_holder_only && members.holds_upper() != kept) return Parts{};
+    fresh = false;
     parts = parts.half(kept);
   }
-  return parts;
 }
 
 }  // namespace
@@ -140,9 +135,8 @@ void halving_all_reduce(const ScheduleRequest& request, Builder& builder) {
     return receive_from(peer, output_at(range.offset), range.count);
   };
 
-  reduce_phase(
-      members, builder, [&](Parts parts) { return std::vector<Range>{range_of(parts)}; },
-      [](const Range& range) { return output_at(range.offset); });
+  reduce_phase(members, builder, range_of,
+               [&](Parts parts) { return output_at(range_of(parts).offset); });
 
   // The parts that this rank's member shared before each round, whether or not it took part.
   std::vector<Parts> before{{0, members.size}};
@@ -177,35 +171,28 @@ void halving_reduce_scatter(const ScheduleRequest& request, Builder& builder) {
   const Members members(request, false);
   const int rank = members.rank;
   const std::int64_t count = request.count;
-  // A single part is cut at the ranks' chunks, so that each can be put where its rank needs it.
-  const auto pieces = [&](Parts parts) {
+  const auto range_of = [&](Parts parts) {
     const int begin = members.first_rank_of(parts.first);
-    const int end = members.first_rank_of(parts.last);
-    if (parts.last - parts.first > 1) {
-      return std::vector<Range>{{begin * count, (end - begin) * count}};
-    }
-    std::vector<Range> ranges;
-    for (int chunk = begin; chunk < end; ++chunk) ranges.push_back(Range{chunk * count, count});
-    return ranges;
+    return Range{begin * count, (members.first_rank_of(parts.last) - begin) * count};
   };
-  // Sums of a part that is shared with others have no room in the output: scratch takes the half
-  // of the array that this rank deals with from the first round on.
-  const bool half = members.paired ? members.holds_upper() : members.keeps_upper(members.member, 0);
-  const Parts parts = Parts{0, members.size}.half(half);
-  const std::int64_t begin = members.first_rank_of(parts.first) * count;
-  const std::int64_t end = members.first_rank_of(parts.last) * count;
-  const Range own{rank * count, count};
-  if (members.paired || members.size > 2) builder.need_scratch(end - begin);
-  const auto partial = [&](const Range& range) {
-    const bool is_own = range.offset == own.offset && range.count == own.count;
-    return is_own ? output_at(0) : scratch_at(range.offset - begin);
+  // Sums of chunks of other ranks have no room in the output: scratch takes the half of the array
+  // that this rank deals with from the first round on. A rank without a mate puts its last sum, of
+  // its own chunk alone, into the output.
+  const bool upper =
+      members.paired ? members.holds_upper() : members.keeps_upper(members.member, 0);
+  const Range dealt_with = range_of(Parts{0, members.size}.half(upper));
+  if (members.paired || members.size > 2) builder.need_scratch(dealt_with.count);
+  const auto partial = [&](Parts parts) {
+    const bool own_only = !members.paired && parts.last - parts.first == 1;
+    return own_only ? output_at(0) : scratch_at(range_of(parts).offset - dealt_with.offset);
   };
-  reduce_phase(members, builder, pieces, partial);
+  reduce_phase(members, builder, range_of, partial);
 
   if (!members.paired) return;
   if (rank == members.keeper(members.member)) {
-    const Range mates{members.mate() * count, count};
-    builder.interleave({send_to(members.mate(), partial(mates), count)});
+    const auto sum_of = [&](int of) { return scratch_at(of * count - dealt_with.offset); };
+    builder.interleave({send_to(members.mate(), sum_of(members.mate()), count)});
+    builder.copy(sum_of(rank), output_at(0), count);
   } else {
     builder.interleave({receive_from(members.mate(), output_at(0), count)});
   }

@@ -14,8 +14,7 @@ using StepsOf = void(const ScheduleRequest& request, Builder& builder);
 StepsOf ring_all_reduce, ring_reduce_scatter, ring_all_gather;
 StepsOf chain_broadcast, chain_reduce;
 StepsOf halving_all_reduce, halving_reduce_scatter;
-StepsOf doubling_all_reduce;
-StepsOf bruck_all_gather;
+StepsOf doubling_all_reduce, doubling_all_gather;
 StepsOf binomial_broadcast, binomial_reduce;
 StepsOf direct_all_reduce, direct_reduce_scatter, direct_reduce;
 StepsOf direct_all_gather, direct_broadcast, direct_all_to_all;
@@ -37,7 +36,7 @@ constexpr Entry kTable[] = {
     {Collective::kReduceScatter, Algorithm::kRecursiveHalving, halving_reduce_scatter},
     {Collective::kReduceScatter, Algorithm::kDirect, direct_reduce_scatter},
     {Collective::kAllGather, Algorithm::kRing, ring_all_gather},
-    {Collective::kAllGather, Algorithm::kRecursiveDoubling, bruck_all_gather},
+    {Collective::kAllGather, Algorithm::kRecursiveDoubling, doubling_all_gather},
     {Collective::kAllGather, Algorithm::kDirect, direct_all_gather},
     {Collective::kBroadcast, Algorithm::kRing, chain_broadcast},
     {Collective::kBroadcast, Algorithm::kRecursiveDoubling, binomial_broadcast},
@@ -98,16 +97,6 @@ Schedule make_schedule(const ScheduleRequest& request) {
     entry->steps(request, builder);
   }
   return builder.take();
-}
-
-const char* name_of(StepKind kind) {
-  constexpr const char* kNames[] = {"send", "receive", "receive_reduce", "reduce_ordered", "copy"};
-  return kNames[static_cast<int>(kind)];
-}
-
-const char* name_of(BufferId buffer) {
-  constexpr const char* kNames[] = {"input", "output", "scratch"};
-  return kNames[static_cast<int>(buffer)];
 }
 
 }  // namespace mpidp

@@ -64,8 +64,4 @@ Schedule make_schedule(const ScheduleRequest& request);
 // Whether make_schedule has this pair.
 bool has_schedule(Collective collective, Algorithm algorithm);
 
-// "send", "receive", "receive_reduce", "reduce_ordered", "copy"; "input", "output", "scratch".
-const char* name_of(StepKind kind);
-const char* name_of(BufferId buffer);
-
 }  // namespace mpidp
