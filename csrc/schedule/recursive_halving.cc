@@ -74,9 +74,10 @@ struct Members {
 };
 
 // The reduce-scatter rounds. `range_of(parts)` says which elements some parts are, `partial(parts)`
-// where sums of them are kept.
-template <class RangeOf, class Partial>
-void reduce_phase(const Members& members, Builder& builder, RangeOf range_of, Partial partial) {
+// where sums of them are kept, `result(parts)` where the complete sums go.
+template <class RangeOf, class Partial, class Result>
+void reduce_phase(const Members& members, Builder& builder, RangeOf range_of, Partial partial,
+                  Result result) {
   const int rank = members.rank;
   Parts parts{0, members.size};
   bool fresh = true;  // no sums yet, only the input
@@ -87,7 +88,8 @@ void reduce_phase(const Members& members, Builder& builder, RangeOf range_of, Pa
     return send_to(peer, source(of), range_of(of).count);
   };
   const auto add = [&](int peer, Parts of, bool final) {
-    return reduce_from(peer, rank, source(of), partial(of), range_of(of).count, final);
+    const Place destination = final ? result(of) : partial(of);
+    return reduce_from(peer, rank, source(of), destination, range_of(of).count, final);
   };
   if (members.paired) {
     const bool upper = members.holds_upper();
@@ -135,8 +137,8 @@ void halving_all_reduce(const ScheduleRequest& request, Builder& builder) {
     return receive_from(peer, output_at(range.offset), range.count);
   };
 
-  reduce_phase(members, builder, range_of,
-               [&](Parts parts) { return output_at(range_of(parts).offset); });
+  const auto place = [&](Parts parts) { return output_at(range_of(parts).offset); };
+  reduce_phase(members, builder, range_of, place, place);
 
   // The parts that this rank's member shared before each round, whether or not it took part.
   std::vector<Parts> before{{0, members.size}};
@@ -176,17 +178,17 @@ void halving_reduce_scatter(const ScheduleRequest& request, Builder& builder) {
     return Range{begin * count, (members.first_rank_of(parts.last) - begin) * count};
   };
   // Sums of chunks of other ranks have no room in the output: scratch takes the half of the array
-  // that this rank deals with from the first round on. A rank without a mate puts its last sum, of
-  // its own chunk alone, into the output.
+  // that this rank deals with from the first round on. The complete sum of a rank without a mate is
+  // its own chunk alone, which goes into the output.
   const bool upper =
       members.paired ? members.holds_upper() : members.keeps_upper(members.member, 0);
   const Range dealt_with = range_of(Parts{0, members.size}.half(upper));
   if (members.paired || members.size > 2) builder.need_scratch(dealt_with.count);
   const auto partial = [&](Parts parts) {
-    const bool own_only = !members.paired && parts.last - parts.first == 1;
-    return own_only ? output_at(0) : scratch_at(range_of(parts).offset - dealt_with.offset);
+    return scratch_at(range_of(parts).offset - dealt_with.offset);
   };
-  reduce_phase(members, builder, range_of, partial);
+  const auto result = [&](Parts parts) { return members.paired ? partial(parts) : output_at(0); };
+  reduce_phase(members, builder, range_of, partial, result);
 
   if (!members.paired) return;
   if (rank == members.keeper(members.member)) {
