@@ -171,7 +171,7 @@ class Driver:
     """Measures a plan on `comm`, which has the API of `mpidp.Communicator`.
 
     `mpi_comm` carries the benchmark's own bookkeeping. `floor(x, iterations)` gives the seconds of
-    in-place updates of x on this rank. Creation allocates the arrays: MemoryError where it cannot.
+    each in-place update of x on this rank. Creation allocates the arrays: MemoryError where it cannot.
 
         driver = Driver(plan, comm, mpi_comm, [Variant(MpidpBackend(comm, "auto"), "plain")])
         report = driver.run()
@@ -328,13 +328,21 @@ class Driver:
                     contestant.nanoseconds += timing.time_calls(
                         contestant.call, barrier, share[turn], isolated
                     )
-                if floor_share[turn] and self._floor is not None:
-                    array = self._floor_array[: case.nbytes // 4]
-                    barrier()
-                    times = self._floor(array, floor_share[turn] + 1)
-                    # The first only brings the array back into cache.
-                    floor_times += [round(seconds * 1e9) for seconds in times[1:]]
+                if floor_share[turn]:
+                    floor_times += self._time_floor(case, floor_share[turn])
         return floor_times
+
+    def _time_floor(self, case: Case, iterations: int) -> list[int]:
+        """Nanoseconds of in-place updates that all ranks begin together."""
+        assert self._floor is not None
+        array = self._floor_array[: case.nbytes // 4]
+        self._floor(array, 1)  # brings the array back into cache
+        nanoseconds = []
+        for _ in range(iterations):
+            # Without this, a rank that finished early would leave the memory bus to the others.
+            self._comm.barrier()
+            nanoseconds.append(round(self._floor(array, 1)[0] * 1e9))
+        return nanoseconds
 
     def _collect(
         self,

@@ -56,22 +56,32 @@ class _Dtypes(ListOf):
 
 @click.command(cls=Command)
 @click.argument(
-    "collective", type=OneOf(COLLECTIVES, "collective"), default="all_reduce", required=False
+    "collective",
+    type=OneOf(COLLECTIVES, "collective"),
+    default="all_reduce",
+    metavar="[COLLECTIVE]",
 )
-@click.option("-b", "--minbytes", type=Bytes(), default="8", show_default=True, help="Least size.")
-@click.option("-e", "--maxbytes", type=Bytes(), default="64M", show_default=True, help="Most.")
+@click.option(
+    "-b", "--minbytes", type=Bytes(), default="8", show_default=True, help="Smallest size."
+)
+@click.option(
+    "-e", "--maxbytes", type=Bytes(), default="64M", show_default=True, help="Largest size."
+)
 @click.option(
     "-f",
     "--stepfactor",
     type=click.IntRange(min=2),
+    metavar="N",
     default=None,
-    help="Factor between sizes.  [default: 4]",
+    show_default="4",
+    help="Factor between sizes.",
 )
 @click.option("-i", "--stepbytes", type=Bytes(), help="Step between sizes, in place of a factor.")
 @click.option(
     "-n",
     "--iters",
     type=click.IntRange(min=1),
+    metavar="N",
     help="Timed iterations.  [default: as many as fit a quarter of a second, 5 to 1000]",
 )
 @click.option(
@@ -80,6 +90,7 @@ class _Dtypes(ListOf):
     "--warmup-iters",
     "warmup",
     type=click.IntRange(min=0),
+    metavar="N",
     help="Iterations before those.  [default: a tenth of them]",
 )
 @click.option(
@@ -99,14 +110,21 @@ class _Dtypes(ListOf):
     help=f'Reduction: {", ".join(OPS)}, several with commas between, or "all".',
 )
 @click.option(
-    "-r", "--root", type=click.IntRange(min=0), default=0, show_default=True, help="Root rank."
+    "-r",
+    "--root",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    show_default="0",
+    help="Root rank.",
 )
 @click.option(
     "-c",
     "--check",
     type=click.IntRange(0, 1),
+    metavar="[0|1]",
     default=1,
-    show_default=True,
+    show_default="1",
     help="1 to check every element, before and after the timing.",
 )
 @click.option(
