@@ -98,23 +98,6 @@ def as_buffer(x: Any, name: str = "x", *, writable: bool = False) -> _core.Buffe
     )
 
 
-def check_pair(x: _core.Buffer, out: _core.Buffer) -> None:
-    """Raise `InvalidBufferError` where the dtypes differ or the memory overlaps in part.
-
-    The very same memory means in place, and is fine.
-    """
-    if x.dtype != out.dtype:
-        raise InvalidBufferError(f"x is {x.dtype} and out is {out.dtype}; give them the same dtype")
-    if x.device != out.device:
-        raise InvalidBufferError(f"x is on {x.device} and out is on {out.device}")
-    if x.pointer == out.pointer and x.nbytes == out.nbytes:
-        return
-    if x.pointer < out.pointer + out.nbytes and out.pointer < x.pointer + x.nbytes:
-        raise InvalidBufferError(
-            "x and out overlap in part; give distinct arrays, or the same one for in place"
-        )
-
-
 def _has_numpy_format(view: memoryview) -> bool:
     try:
         np.asarray(view)

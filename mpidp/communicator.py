@@ -59,7 +59,8 @@ class Communicator(Collectives):
 
     Creating one is collective over `comm` (default: MPI.COMM_WORLD). `timeout` is the deadline of
     each collective in seconds, `config` the settings; both default to the MPIDP_* variables. Close
-    it with `close()` or a with statement; at interpreter exit it closes itself.
+    it with `close()` or a with statement; at interpreter exit it closes itself. Rank 0's settings
+    count on every rank.
 
         with mpidp.Communicator() as comm:
             comm.all_reduce(x, op="mean")          # in place
@@ -128,7 +129,7 @@ class Communicator(Collectives):
         self.rank, self.world_size = context.rank, context.world_size
         self.local_rank, self.local_size = context.local_rank, context.local_size
         self.node_rank, self.num_nodes = context.node_rank, context.num_nodes
-        self.timeout = self._config.timeout
+        self.timeout = context.timeout
         nodes = comm.allgather((context.local_size, context.shared_memory))
         self._topology = tuning.Topology(
             self.world_size,
@@ -150,7 +151,14 @@ class Communicator(Collectives):
         return self._closed
 
     def close(self) -> None:
-        """Wait for pending work and free what the communicator owns. Collective; twice is fine."""
+        """Wait for pending work and free what the communicator owns. Collective; twice is fine.
+
+        Leaving a with statement by an exception does not wait for the other ranks, which may never
+        come.
+        """
+        self._close(synchronize=True)
+
+    def _close(self, synchronize: bool) -> None:
         if self._closed:
             return
         self._closed = True
@@ -158,9 +166,10 @@ class Communicator(Collectives):
         if os.getpid() != self._pid:
             return
         try:
-            context.close()
+            context.close(synchronize)
         finally:
-            if not MPI.Is_finalized():
+            # Freeing is collective for MPI: where the others may not come, it is left to the exit.
+            if synchronize and not MPI.Is_finalized():
                 self._comm.Free()
 
     def __enter__(self) -> Communicator:
@@ -172,7 +181,7 @@ class Communicator(Collectives):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self._close(synchronize=error is None)
 
     def __del__(self) -> None:
         # Closing is collective, and garbage is collected at different times on different ranks.

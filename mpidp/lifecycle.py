@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import itertools
 import os
+import sys
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
 from mpidp import tuning
 from mpidp.config import Config
-from mpidp.errors import BuildMismatchError, InvalidArgumentError, MismatchError, MpidpError
+from mpidp.errors import BuildMismatchError, InvalidArgumentError, MpidpError
 
 if TYPE_CHECKING:
     from mpidp.communicator import Communicator
@@ -22,13 +24,11 @@ if TYPE_CHECKING:
 # Vendors that share the MPICH ABI: a build against one runs with another.
 _MPICH_ABI = ("MPICH", "Intel MPI", "MVAPICH", "Cray MPICH")
 
-# Settings that must be the same on every rank, because both ends of a message depend on them.
-_SHARED_SETTINGS = ("shared_memory", "slot_bytes", "inline_bytes", "segment_bytes", "piece_bytes")
-
 
 def first_line(text: str) -> str:
     """The first line of an MPI library's version text, which may run over many."""
-    return (text.strip("\0\n ").splitlines() or ["an unknown MPI"])[0].strip()
+    line = (text.strip("\0\n ").splitlines() or ["an unknown MPI"])[0]
+    return " ".join(line.split())
 
 
 def check_build(core_library: str, mpi4py_library: str, built_against: str, vendor: str) -> None:
@@ -54,10 +54,10 @@ def check_build(core_library: str, mpi4py_library: str, built_against: str, vend
 def agree_on_settings(
     comm: MPI.Comm, timeout: float | None, config: Config | None
 ) -> tuple[Config, tuning.Table | None]:
-    """This rank's settings and rank 0's tuning table. Collective.
+    """Rank 0's settings, with this rank's node_id, and rank 0's tuning table. Collective.
 
-    Raises on every rank where one rank's settings are wrong (so that no other waits for it), and
-    `MismatchError` where settings that both ends of a message depend on differ.
+    Both ends of a message depend on them, so one rank's must count. Raises on every rank where one
+    rank's settings are wrong, so that no other waits for it.
     """
     error: MpidpError | None = None
     table_text = None
@@ -69,43 +69,22 @@ def agree_on_settings(
             table_text = tuning.load_table(config.tuning_file).to_json()
     except MpidpError as caught:
         error = caught
-    config = config or Config()
-    offers = comm.allgather(
-        (
-            None if error is None else str(error),
-            {field: getattr(config, field) for field in _SHARED_SETTINGS},
-            config.algorithm,
-            table_text,
-        )
-    )
+    offers = comm.allgather((None if error is None else str(error), config, table_text))
     if error is not None:
         raise error
     failed = [rank for rank, offer in enumerate(offers) if offer[0] is not None]
     if failed:
         raise InvalidArgumentError(f"rank {failed[0]}: {offers[failed[0]][0]}", failed)
-    settings = [offer[1] for offer in offers]
-    odd = [rank for rank, theirs in enumerate(settings) if theirs != settings[0]]
-    if odd:
-        raise MismatchError(_settings_table(settings, [0, *odd]), odd)
-    _, _, algorithm, table_text = offers[0]
+    own = config or Config()
+    _, agreed, table_text = offers[0]
     table = None if table_text is None else tuning.Table.from_json(table_text)
-    return replace(config, algorithm=algorithm), table
-
-
-def _settings_table(settings: list[dict[str, Any]], ranks: list[int]) -> str:
-    lines = ["the ranks have different settings; give all of them the same MPIDP_* variables:"]
-    for rank in ranks:
-        shown = ", ".join(f"{field}={value}" for field, value in settings[rank].items())
-        lines.append(f"  rank {rank}: {shown}")
-    return "\n".join(lines)
+    return replace(agreed, node_id=own.node_id), table
 
 
 # Weak, so that a communicator which is dropped does not live on; in order of creation, which is the
 # same on all ranks that share one.
 _live: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
 _serial = itertools.count()
-# Contexts of the parent process: their destructors must not run in a forked child.
-_inherited: list[Any] = []
 
 
 def register(communicator: Communicator) -> None:
@@ -116,19 +95,20 @@ def register(communicator: Communicator) -> None:
 def _close_all() -> None:
     # Registered with Python's atexit, so this runs before MPI_Finalize, which mpi4py leaves to
     # the C level. Newest first: what was split off closes before what it came from.
+    failing = hasattr(sys, "last_type")  # set when an uncaught exception ends the program
     for _, communicator in sorted(_live.items(), reverse=True):
         with contextlib.suppress(MpidpError):
-            communicator.close()
+            communicator._close(synchronize=not failing)
 
 
 def _disable_in_child() -> None:
     for communicator in list(_live.values()):
-        _inherited.append(
-            communicator._disable(
-                "this communicator belongs to the parent process: MPI does not survive a fork. Use "
-                'the "spawn" or "forkserver" start method for workers, or fork before creating it'
-            )
+        context = communicator._disable(
+            "this communicator belongs to the parent process: MPI does not survive a fork. Use "
+            'the "spawn" or "forkserver" start method for workers, or fork before creating it'
         )
+        # Never destroyed here: it would wait for a thread that only the parent has.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))
     _live.clear()
 
 

@@ -9,8 +9,8 @@ and a call repeats with the same algorithm, hence the same bits.
                         shared_memory=True)
     select("all_reduce", 1 << 20, topology)         # -> "hierarchical"
 
-nbytes is that of the whole vector: of x for all_reduce, reduce_scatter, broadcast, reduce and
-all_to_all, of the output for all_gather.
+nbytes is that of the larger of input and output: of the output for all_gather, of x for
+all others.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Entry:
     """Rules for some collectives on the topologies that meet every condition given.
 
     A rule is (limit_bytes, algorithm) and covers nbytes <= limit_bytes; limits rise, and the last
-    one is None. `uniform` asks whether every node holds the same number of ranks.
+    one is None.
     """
 
     collectives: tuple[str, ...]
@@ -78,7 +78,6 @@ class Entry:
     max_nodes: int | None = None
     min_local_size: int = 1
     max_local_size: int | None = None
-    uniform: bool | None = None
     shared_memory: bool | None = None
 
     def __post_init__(self) -> None:
@@ -88,13 +87,11 @@ class Entry:
 
     def fits(self, topology: Topology) -> bool:
         """Whether the topology meets every condition."""
-        uniform = topology.min_local_size == topology.max_local_size
         return (
             _within(topology.world_size, self.min_world_size, self.max_world_size)
             and _within(topology.num_nodes, self.min_nodes, self.max_nodes)
             and topology.min_local_size >= self.min_local_size
             and _within(topology.max_local_size, 1, self.max_local_size)
-            and self.uniform in (None, uniform)
             and self.shared_memory in (None, topology.shared_memory)
         )
 
@@ -173,12 +170,10 @@ def rules_for(
         raise InvalidArgumentError(
             f"collective {collective!r}: expected one of {', '.join(COLLECTIVES)}"
         )
-    if algorithm in AVAILABLE[collective] and _possible(algorithm, topology):
+    if algorithm in AVAILABLE[collective]:
         return [(UNLIMITED, algorithm)]
     for entry in (*(table.entries if table else ()), *BUILT_IN.entries):
         if collective in entry.collectives and entry.fits(topology):
-            if not all(_possible(name, topology) for _, name in entry.rules):
-                continue
             return [(UNLIMITED if limit is None else limit, name) for limit, name in entry.rules]
     raise InvalidArgumentError(f"no tuning entry fits {collective} on {topology}")
 
@@ -190,17 +185,6 @@ def select(collective: str, nbytes: int, topology: Topology, table: Table | None
 
 def _within(value: int, smallest: int, largest: int | None) -> bool:
     return smallest <= value and (largest is None or value <= largest)
-
-
-def _possible(algorithm: str, topology: Topology) -> bool:
-    # The hierarchy has one inter-node group per local rank, so every node needs the same number.
-    if algorithm == "hierarchical":
-        return (
-            topology.num_nodes > 1
-            and topology.shared_memory
-            and topology.min_local_size == topology.max_local_size > 1
-        )
-    return True
 
 
 def _entry(number: int, fields: Any) -> Entry:
@@ -226,6 +210,12 @@ def _entry(number: int, fields: Any) -> Entry:
 
 _KIB = 1 << 10
 
+_BY_SIZE: Rules = (
+    (4 * _KIB, "recursive_doubling"),
+    (256 * _KIB, "recursive_halving"),
+    (None, "ring"),
+)
+
 # One node: every rank reads its neighbours' memory, the lower bound at every size. Several nodes
 # with several ranks each: the hierarchy, so that a node's share crosses the wire once. Otherwise
 # the classic switch: fewest rounds while latency counts, then halving, then the ring, whose
@@ -234,22 +224,9 @@ BUILT_IN = Table(
     name="built-in",
     entries=(
         Entry(COLLECTIVES, ((None, "direct"),), max_nodes=1, shared_memory=True),
-        Entry(
-            ("all_reduce",),
-            ((None, "hierarchical"),),
-            min_nodes=2,
-            min_local_size=2,
-            uniform=True,
-            shared_memory=True,
-        ),
-        Entry(
-            ("all_reduce",),
-            (
-                (4 * _KIB, "recursive_doubling"),
-                (256 * _KIB, "recursive_halving"),
-                (None, "ring"),
-            ),
-        ),
+        Entry(("all_reduce",), _BY_SIZE, max_local_size=1),
+        Entry(("all_reduce",), ((None, "hierarchical"),), shared_memory=True),
+        Entry(("all_reduce",), _BY_SIZE),
         Entry(("reduce_scatter",), ((256 * _KIB, "recursive_halving"), (None, "ring"))),
         Entry(("all_gather",), ((128 * _KIB, "recursive_doubling"), (None, "ring"))),
         Entry(("broadcast",), ((64 * _KIB, "recursive_doubling"), (None, "ring"))),

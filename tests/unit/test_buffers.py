@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpidp import _core
-from mpidp.buffers import DTYPES, as_buffer, check_pair, numpy_dtype
+from mpidp.buffers import DTYPES, as_buffer, numpy_dtype
 from mpidp.errors import InvalidBufferError
 
 
@@ -220,17 +220,6 @@ def test_a_buffer_passes_through():
     assert as_buffer(buffer, writable=True) is buffer
     with pytest.raises(InvalidBufferError, match="read-only"):
         as_buffer(as_buffer(read_only_array()), writable=True)
-
-
-def test_check_pair():
-    x = np.zeros(16, np.float32)
-    check_pair(as_buffer(x[:8]), as_buffer(x[8:]))
-    check_pair(as_buffer(x), as_buffer(x))
-    check_pair(as_buffer(x[:0]), as_buffer(x[:0]))
-    with pytest.raises(InvalidBufferError, match="overlap in part"):
-        check_pair(as_buffer(x[:8]), as_buffer(x[1:9]))
-    with pytest.raises(InvalidBufferError, match="x is float32 and out is float64"):
-        check_pair(as_buffer(x), as_buffer(np.zeros(16)))
 
 
 def test_numpy_dtype():

@@ -15,8 +15,9 @@ NO_SHARED = Topology(4, 1, 4, 4, False)
 ONE_EACH = Topology(8, 8, 1, 1, True)
 FOUR_BY_TWO = Topology(8, 4, 2, 2, True)
 UNEVEN = Topology(7, 2, 3, 4, True)
+MESSAGES = Topology(8, 4, 2, 2, False)
 ALONE = Topology(1, 1, 1, 1, True)
-TOPOLOGIES = (ONE_NODE, NO_SHARED, ONE_EACH, FOUR_BY_TWO, UNEVEN, ALONE)
+TOPOLOGIES = (ONE_NODE, NO_SHARED, ONE_EACH, FOUR_BY_TWO, UNEVEN, MESSAGES, ALONE)
 
 RING = Table("ring", (Entry(("all_reduce",), ((None, "ring"),)),))
 
@@ -58,7 +59,8 @@ def test_availability_is_that_of_the_extension(collective, algorithm):
         (4097, ONE_EACH, "recursive_halving"),
         (256 << 10, ONE_EACH, "recursive_halving"),
         ((256 << 10) + 1, ONE_EACH, "ring"),
-        (1 << 26, UNEVEN, "ring"),
+        (1 << 26, UNEVEN, "hierarchical"),
+        (1 << 26, MESSAGES, "ring"),
         (8, NO_SHARED, "recursive_doubling"),
     ],
 )
@@ -80,15 +82,6 @@ def test_a_forced_algorithm_decides_where_it_exists():
     assert tuning.rules_for("broadcast", ONE_NODE, None, "recursive_halving") == [
         (UNLIMITED, "direct")
     ]
-    # One node has no hierarchy, and uneven nodes cannot pair their local ranks.
-    assert tuning.rules_for("all_reduce", ONE_NODE, None, "hierarchical")[0][1] == "direct"
-    assert tuning.rules_for("all_reduce", UNEVEN, None, "hierarchical")[-1][1] == "ring"
-
-
-def test_an_impossible_entry_is_passed_over():
-    table = Table("h", (Entry(("all_reduce",), ((None, "hierarchical"),)),))
-    assert tuning.select("all_reduce", 8, ONE_NODE, table) == "direct"
-    assert tuning.select("all_reduce", 8, FOUR_BY_TWO, table) == "hierarchical"
 
 
 def test_tables_survive_json():
