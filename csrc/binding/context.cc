@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <type_traits>
 
 #include "binding/array.h"
 #include "binding/module.h"
@@ -222,6 +223,16 @@ Work submit(const ContextPointer& context, Arguments& arguments) {
   return Work{std::move(operation), context};
 }
 
+// None is a value of array parameters: out=None means in place, and x=None is an error to report.
+template <typename Parameter>
+auto annotation() {
+  if constexpr (std::is_same_v<Parameter, nb::handle>) {
+    return nb::arg().none();
+  } else {
+    return nb::arg();
+  }
+}
+
 // Registers NAME and NAME_async, which differ only in what happens to the parsed call.
 template <typename Class, typename... Parameters>
 void def_both(Class& cls, const char* name, const char* async_name,
@@ -230,12 +241,12 @@ void def_both(Class& cls, const char* name, const char* async_name,
     Arguments arguments;
     parse(arguments, self, parameters...);
     run(self, arguments);
-  });
+  }, annotation<Parameters>()...);
   cls.def(async_name, [parse](const ContextPointer& self, Parameters... parameters) {
     Arguments arguments;
     parse(arguments, *self, parameters...);
     return submit(self, arguments);
-  });
+  }, annotation<Parameters>()...);
 }
 
 void parse_all_reduce(Arguments& arguments, const Context& context, nb::handle x, nb::handle out,
