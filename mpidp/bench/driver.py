@@ -171,7 +171,8 @@ class Driver:
     """Measures a plan on `comm`, which has the API of `mpidp.Communicator`.
 
     `mpi_comm` carries the benchmark's own bookkeeping. `floor(x, iterations)` gives the seconds of
-    each in-place update of x on this rank. Creation allocates the arrays: MemoryError where it cannot.
+    each in-place update of x on this rank. Creation allocates the arrays, and raises MemoryError
+    where it cannot.
 
         driver = Driver(plan, comm, mpi_comm, [Variant(MpidpBackend(comm, "auto"), "plain")])
         report = driver.run()
@@ -298,7 +299,7 @@ class Driver:
         if plan.iterations is None or plan.warmup is None:
             isolated = plan.cadence == "isolated"
             mine = [
-                min(timing.time_calls(c.call, self._comm.barrier, 2, isolated)) for c in contestants
+                timing.cost_of_iteration(c.call, self._comm.barrier, isolated) for c in contestants
             ]
             slowest = self._slowest(mine).tolist()
         for contestant, nanoseconds in zip(contestants, slowest, strict=True):

@@ -55,6 +55,15 @@ def time_calls(
     return nanoseconds
 
 
+def cost_of_iteration(
+    call: Callable[[], Any], barrier: Callable[[], Any], isolated: bool, tries: int = 3
+) -> int:
+    """Nanoseconds that one more iteration takes out of the benchmark's time, barrier included."""
+    start = time.perf_counter_ns()
+    time_calls(call, barrier, tries, isolated)
+    return (time.perf_counter_ns() - start) // tries
+
+
 def choose_iterations(seconds: float, budget: float = _BUDGET) -> tuple[int, int]:
     """(warm-up, timed) iterations that fit `budget` when one takes `seconds`."""
     fitting = budget / max(seconds, 1e-9)

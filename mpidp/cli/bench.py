@@ -73,8 +73,7 @@ class _Dtypes(ListOf):
     type=click.IntRange(min=2),
     metavar="N",
     default=None,
-    show_default="4",
-    help="Factor between sizes.",
+    help="Factor between sizes.  [default: 4]",
 )
 @click.option("-i", "--stepbytes", type=Bytes(), help="Step between sizes, in place of a factor.")
 @click.option(
@@ -115,8 +114,7 @@ class _Dtypes(ListOf):
     type=click.IntRange(min=0),
     metavar="N",
     default=0,
-    show_default="0",
-    help="Root rank.",
+    help="Root rank.  [default: 0]",
 )
 @click.option(
     "-c",
@@ -124,8 +122,7 @@ class _Dtypes(ListOf):
     type=click.IntRange(0, 1),
     metavar="[0|1]",
     default=1,
-    show_default="1",
-    help="1 to check every element, before and after the timing.",
+    help="1 to check every element, before and after the timing.  [default: 1]",
 )
 @click.option(
     "-J",
