@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,6 +36,7 @@ CSRC = ROOT / "csrc"
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion"]
 
 MPI_PROBE = "#include <mpi.h>\nint main() { return MPI_VERSION; }\n"
+PYTHON_PROBE = "#include <Python.h>\nint main() { return PY_MAJOR_VERSION; }\n"
 CXX_PROBE = "#include <optional>\nint main() { return std::optional<int>{0}.value(); }\n"
 
 
@@ -87,6 +89,11 @@ def mpi_flags(mpicc: list[str]) -> tuple[list[str], list[str]]:
             f"{shlex.join(mpicc)} does not tell its flags (-show): "
             "set CXX to the C++ compiler wrapper of this MPI"
         )
+    # Intel MPI from a wheel leaves its place to be filled in.
+    prefix = str(Path(shutil.which(mpicc[0]) or mpicc[0]).absolute().parent.parent)
+    compile_line, link_line = (
+        line.replace("I_MPI_SUBSTITUTE_INSTALLDIR", prefix) for line in (compile_line, link_line)
+    )
     compile_flags = [f for f in shlex.split(compile_line) if f.startswith(("-I", "-D"))]
     link_flags = link_part(shlex.split(link_line))
     return compile_flags, with_rpath(link_flags)
@@ -140,8 +147,8 @@ def sanitizer_flags() -> list[str]:
 
 
 def prefix_tag() -> str:
-    """Names the Python environment that a build is for; mpidp/__init__.py finds it again."""
-    return hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
+    """Names the Python environment of a build; mpidp/_extension_path.py looks for it."""
+    return format(zlib.crc32(sys.prefix.encode()), "08x")
 
 
 class Toolchain:
@@ -156,7 +163,8 @@ class Toolchain:
         nanobind_root = Path(nanobind.source_dir()).parent
         self.nanobind_source = Path(nanobind.source_dir()) / "nb_combined.cpp"
         sanitize = sanitizer_flags()
-        python_includes = {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}
+        headers = {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}
+        self.python_compile = [f"-isystem{path}" for path in sorted(p for p in headers if p)]
         environment = [
             *shlex.split(os.environ.get("CPPFLAGS", "")),
             *shlex.split(os.environ.get("CXXFLAGS", "")),
@@ -164,7 +172,7 @@ class Toolchain:
         # NDEBUG holds for nanobind and our code alike: the two share inline functions.
         self.common = [
             *["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-DNDEBUG", "-pthread"],
-            *[f"-isystem{path}" for path in sorted(p for p in python_includes if p)],
+            *self.python_compile,
             f"-isystem{nanobind.include_dir()}",
             f"-isystem{nanobind_root / 'ext' / 'robin_map' / 'include'}",
             *sanitize,
@@ -172,7 +180,10 @@ class Toolchain:
         ]
         werror = ["-Werror"] if os.environ.get("MPIDP_WERROR") == "1" else []
         # The MPI's own headers are not ours to warn about.
-        self.mpi_compile = [f.replace("-I", "-isystem", 1) for f in mpi_compile]
+        # (/usr/include as a system folder would come before the compiler's own.)
+        self.mpi_compile = [
+            flag.replace("-I", "-isystem", 1) for flag in mpi_compile if flag != "-I/usr/include"
+        ]
         self.ours = [*self.mpi_compile, f"-I{CSRC}", *WARNINGS, *werror]
         self.theirs = [
             *["-w", "-fno-strict-aliasing", "-ffunction-sections", "-fdata-sections"],
@@ -181,7 +192,7 @@ class Toolchain:
         shared = (
             ["-bundle", "-undefined", "dynamic_lookup"]
             if sys.platform == "darwin"
-            else ["-shared", "-Wl,--gc-sections"]
+            else ["-shared", "-Wl,--gc-sections", "-Wl,--as-needed"]
         )
         self.link = [
             *[*shared, "-pthread", *sanitize],
@@ -204,6 +215,8 @@ class Toolchain:
                 f"mpi.h does not compile with the flags of {shlex.join(self.mpicc)}: "
                 "install the MPI's development files, or set MPICC to another MPI"
             )
+        if not self.compiles(PYTHON_PROBE, self.python_compile):
+            raise SetupError("no Python.h: install the development files, e.g. python3-dev")
         passed.touch()
 
     def compiles(self, text: str, flags: list[str]) -> bool:

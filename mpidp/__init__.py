@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mpidp._extension_path import search_path
 from mpidp.errors import (
     BuildMismatchError,
     ClosedError,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from mpidp.config import Config
     from mpidp.training.trainer import Trainer
     from mpidp.work import Work
+
+__path__ = search_path(__path__)
 
 __version__ = "0.1.0"
 
