@@ -8,7 +8,8 @@ block. Values are small enough that every partial result, in any order, is exact
 
 from __future__ import annotations
 
-from functools import reduce
+from dataclasses import replace
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,9 @@ def input_block(case: Case, rank: int, dtype: np.dtype[Any]) -> Array:
         flags: Array = np.logical_xor(rare, case.op in ("prod", "min"))
         return flags
     if not case.collective.reduces or case.op in ("min", "max"):
-        values = (noise % np.uint64(min(limit, 200) + 1)).astype(np.int64)
+        values = (noise % np.uint64(min(limit, 126) + 1)).astype(np.int64)
         if signed:
-            values -= min(limit, 200) // 2
+            values -= min(limit, 126) // 2
         return np.asarray(values.astype(dtype))
     if case.op == "prod":
         return _factors(case, noise, rank, signed).astype(dtype)
@@ -104,7 +105,13 @@ def _factors(case: Case, noise: NDArray[np.uint64], rank: int, signed: bool) -> 
 
 
 def reduced_block(case: Case, dtype: np.dtype[Any]) -> Array:
-    """The PERIOD values of which the reduction of all ranks' inputs is made."""
+    """The PERIOD values of which the reduction of all ranks' inputs is made. Read-only."""
+    return _reduced_block(replace(case, count=0), dtype)
+
+
+# The same for all sizes of a sweep, which takes one dtype and op after the other.
+@lru_cache(maxsize=1)
+def _reduced_block(case: Case, dtype: np.dtype[Any]) -> Array:
     wide = _wide_dtype(dtype)
     combine = {
         "sum": np.logical_or if dtype.kind == "b" else np.add,
@@ -117,7 +124,9 @@ def reduced_block(case: Case, dtype: np.dtype[Any]) -> Array:
     total = reduce(combine, blocks)
     if case.op == "mean":
         total = total / case.world_size
-    return np.asarray(total).astype(dtype)
+    block: Array = np.asarray(total).astype(dtype)
+    block.flags.writeable = False
+    return block
 
 
 def _wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
