@@ -60,15 +60,29 @@ def reduce_in_rank_order(
     }[op]
     terms = [array.astype(accumulator) for array in arrays]
     if scales is not None:
-        real = np.empty(0, accumulator).real.dtype.type
-        terms = [term * real(scale) for term, scale in zip(terms, scales, strict=True)]
+        terms = [_times(term, scale) for term, scale in zip(terms, scales, strict=True)]
     total = terms[0].copy()
     with np.errstate(all="ignore"):
         for term in terms[1:]:
             total = combine(total, term)
         if op == "mean":
-            total = total / np.empty(0, accumulator).real.dtype.type(len(arrays))
+            total = _divided(total, len(arrays))
         return np.asarray(total if wide else total.astype(dtype))
+
+
+def _parts(array: np.ndarray) -> np.ndarray:
+    """The real numbers an array is made of: NumPy's complex by real division rounds twice."""
+    return array.reshape(-1).view(array.real.dtype)
+
+
+def _times(term: np.ndarray, scale: float) -> np.ndarray:
+    parts = _parts(term)
+    return (parts * parts.dtype.type(scale)).view(term.dtype).reshape(term.shape)
+
+
+def _divided(total: np.ndarray, divisor: int) -> np.ndarray:
+    parts = _parts(total)
+    return (parts / parts.dtype.type(divisor)).view(total.dtype).reshape(total.shape)
 
 
 class NaiveWork:
