@@ -94,7 +94,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One contestant's result. `wrong` counts elements over all ranks; None where not checked."""
+    """One contestant's result.
+
+    `wrong` counts elements over all ranks, in the worse of the checks before and after the timing;
+    None where there was no check.
+    """
 
     statistics: timing.Statistics
     wrong: int | None
@@ -164,7 +168,7 @@ class _Contestant:
     warmup: int = 0
     iterations: int = 0
     nanoseconds: list[int] = field(default_factory=list)
-    wrong: int = 0
+    wrong: list[int] = field(default_factory=list)  # of each check
 
 
 class Driver:
@@ -290,7 +294,7 @@ class Driver:
                 exact.poison(contestant.result)
             exact.fill(contestant.x)
             contestant.call()
-            contestant.wrong += exact.count_wrong(contestant.result)
+            contestant.wrong.append(exact.count_wrong(contestant.result))
 
     def _settle_iterations(self, contestants: Sequence[_Contestant]) -> None:
         """The same numbers on every rank, from the time that the slowest needs."""
@@ -356,16 +360,16 @@ class Driver:
         """Combines what the ranks saw, in one exchange after the timing."""
         mine = [time for c in contestants for time in c.nanoseconds] + floor_times
         seconds = np.array(self._slowest(mine), np.float64) * 1e-9
+        checked = self.plan.check and case.count > 0
         wrong = np.array([c.wrong for c in contestants], np.int64)
-        if contestants:
+        if wrong.size:
             self._mpi_comm.Allreduce(MPI.IN_PLACE, wrong)
         begin = 0
-        for contestant, num_wrong in zip(contestants, wrong, strict=True):
+        for contestant, of_checks in zip(contestants, wrong.tolist(), strict=True):
             end = begin + len(contestant.nanoseconds)
             statistics = timing.summarize(seconds[begin:end])
-            checked = self.plan.check and case.count > 0
             row = next(row for row in rows if row.variant is contestant.variant)
-            measurement = Measurement(statistics, int(num_wrong) if checked else None)
+            measurement = Measurement(statistics, max(of_checks) if checked else None)
             setattr(row, contestant.mode, measurement)
             begin = end
         if floor_times:
