@@ -1,0 +1,6 @@
+"""Gradients to buckets: what is exchanged together, when, and in which encoding."""
+
+from mpidp.reducer.plan import Plan, plan_buckets
+from mpidp.reducer.reducer import ReducedStep, Reducer
+
+__all__ = ["Plan", "ReducedStep", "Reducer", "plan_buckets"]

@@ -1,0 +1,275 @@
+"""The reducer: sums gradients over the ranks while the backward pass still runs.
+
+Gradients live in buckets of registered memory; the framework accumulates straight into views of
+them. A bucket is launched when its last gradient is ready and all buckets before it are launched,
+so that every rank launches in the same order, whatever order its hooks fire in. A small float64
+tail (weights, losses, flags) rides along with the last bucket.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpidp.errors import MismatchError, MpidpError
+from mpidp.reducer.compression.base import Codec, Exchange
+from mpidp.reducer.compression.plain import Plain
+from mpidp.reducer.plan import (
+    DEFAULT_BUCKET_BYTES,
+    DEFAULT_FIRST_BUCKET_BYTES,
+    Plan,
+    plan_buckets,
+    schema_difference,
+    schema_hash,
+    views_of,
+)
+from mpidp.training.adapter import BatchResult, Leaf
+from mpidp.training.metrics import reduce_result
+
+if TYPE_CHECKING:
+    from mpidp.communicator import Communicator
+
+# The tail's fixed slots; then one for each leaf (ranks that used it), then the metrics.
+_WEIGHT, _LOSS, _STOP, _NEW_NAMES = range(4)
+_FIXED = 4
+
+
+@dataclass(frozen=True)
+class ReducedStep:
+    """What all ranks know after a step; identical on all of them but for `wait_seconds`.
+
+    `result` is the sum over all ranks and micro-batches; the gradients are divided by its weight.
+    `squared_norm` is of the averaged gradient, in float64. `used[i]` tells whether any rank's
+    backward used leaf i. `wire_bytes` is what one rank put into the exchanges, in encoded form.
+    """
+
+    result: BatchResult
+    squared_norm: float
+    stop: bool
+    used: NDArray[np.bool_]
+    wire_bytes: int
+    wait_seconds: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether no gradient is infinite or NaN."""
+        return math.isfinite(self.squared_norm)
+
+
+class Reducer:
+    """Sums the gradients of `leaves` over the ranks of `comm`.
+
+    Creating one is collective; ranks whose leaves differ all raise `MismatchError` with a table.
+    The order of calls in a step:
+
+        reducer.zero()                             # clears; may move the views (see generation)
+        reducer.begin(synchronize=False)           # for all micro-batches but the last
+        ...backward...
+        reducer.begin()
+        ...backward, whose hooks call reducer.mark_ready(i)...
+        step = reducer.finish(result)              # now gradient_views hold the averages
+
+    `codec` encodes what goes over the wire (see mpidp.reducer.compression). With `rebuild` the
+    buckets are planned anew once, after the first step, by the order in which rank 0's gradients
+    became ready; `generation` changes then, and the views must be bound anew.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        leaves: Sequence[Leaf],
+        *,
+        codec: Codec | None = None,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        first_bucket_bytes: int = DEFAULT_FIRST_BUCKET_BYTES,
+        rebuild: bool = True,
+    ) -> None:
+        self._comm = comm
+        self._leaves = list(leaves)
+        self._codec: Codec = Plain() if codec is None else codec
+        self._sizes = {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes}
+        self._check_schema()
+        self._names: list[str] = []  # of the metrics, as agreed
+        self._hint = 0.0  # a power of two near the last total weight; 0 until the first step
+        self._used = np.zeros(len(self._leaves), dtype=np.bool_)
+        self._rebuild = rebuild
+        self._observed: list[int] = []
+        self._synchronize = False
+        self.generation = 0
+        self._residuals: dict[int, NDArray[Any]] = {}
+        self._install(plan_buckets(self._leaves, **self._sizes))
+
+    @property
+    def plan(self) -> Plan:
+        """The buckets in use."""
+        return self._plan
+
+    def zero(self) -> None:
+        """Clears the gradients for a new step. Collective only when the buckets are rebuilt."""
+        if self._rebuild and self._hint:
+            self._rebuild = False
+            self._adopt_order()
+        for bucket in self._buckets:
+            bucket[...] = 0
+        self._used[...] = False
+        self._observed.clear()
+
+    def begin(self, *, synchronize: bool = True) -> None:
+        """Announces a backward pass; only the last of a step synchronizes."""
+        self._synchronize = synchronize
+        self._ready = np.zeros(len(self._leaves), dtype=np.bool_)
+
+    def mark_ready(self, leaf: int) -> None:
+        """The running backward has completed leaf's gradient in its view; the target of hooks."""
+        if self._ready[leaf]:
+            raise MpidpError(
+                f"parameter {self._leaves[leaf].name} got two gradients in one backward pass: run "
+                "all but the last backward of a step without synchronization (no_sync)"
+            )
+        self._ready[leaf] = True
+        self._used[leaf] = True
+        if not self._synchronize:
+            return
+        self._observed.append(leaf)
+        bucket = self._bucket_of[leaf]
+        self._missing[bucket] -= 1
+        # Before the first step the codec does not know the scale of things yet.
+        if self._hint or not self._codec.needs_scale:
+            self._launch_complete()
+
+    def finish(self, result: BatchResult, *, stop: bool = False) -> ReducedStep:
+        """Completes the exchange of a step. Collective.
+
+        `result` is the sum over this rank's micro-batches. Leaves that got no gradient count as
+        they are: zero, or what earlier micro-batches left there.
+        """
+        start = time.perf_counter()
+        if not self._hint:
+            # Once, at the first step: names of metrics, and the scale of the weights.
+            first = reduce_result(self._comm, result)
+            self._names = sorted(first.metrics)
+            self._hint = _power_of_two(first.weight)
+        self._missing = [0] * len(self._missing)
+        self._launch_complete()
+        tail = self._tail(result, stop)
+        tail_work = self._comm.all_reduce_async(tail, deterministic=True)
+        wire_bytes = tail.nbytes
+        for exchange in self._exchanges:
+            exchange.wait()
+            wire_bytes += exchange.wire_bytes
+        tail_work.wait()
+        waited = time.perf_counter() - start
+        total = self._read_tail(tail, result)
+        squared_norm = self._average(total.weight)
+        used = tail[_FIXED : _FIXED + len(self._leaves)] > 0
+        self._hint = _power_of_two(total.weight) or self._hint
+        self._reset_launches()
+        return ReducedStep(total, squared_norm, bool(tail[_STOP] > 0), used, wire_bytes, waited)
+
+    def residuals(self) -> dict[str, NDArray[Any]]:
+        """This rank's error-feedback residuals, by leaf name; empty without a lossy codec."""
+        found = {}
+        for number, residual in self._residuals.items():
+            views = views_of(self._plan.buckets[number], residual, self._leaves)
+            found.update((self._leaves[leaf].name, view.copy()) for leaf, view in views.items())
+        return found
+
+    def load_residuals(self, residuals: dict[str, NDArray[Any]]) -> None:
+        """Restores what `residuals` gave; leaves that it lacks start from zero."""
+        for number, residual in self._residuals.items():
+            views = views_of(self._plan.buckets[number], residual, self._leaves)
+            for leaf, view in views.items():
+                view[...] = residuals.get(self._leaves[leaf].name, 0)
+
+    def _check_schema(self) -> None:
+        mine = schema_hash(self._leaves)
+        if len(set(self._comm.all_gather_object(mine))) > 1:
+            raise MismatchError(*schema_difference(self._comm.all_gather_object(self._leaves)))
+
+    def _install(self, plan: Plan) -> None:
+        kept = self.residuals() if self._residuals else {}
+        self._plan = plan
+        self._buckets = [self._comm.empty((b.count,), b.dtype) for b in plan.buckets]
+        self._bucket_of = [plan.place_of(leaf)[0] for leaf in range(len(self._leaves))]
+        views: dict[int, NDArray[Any]] = {}
+        for bucket, array in zip(plan.buckets, self._buckets, strict=True):
+            array[...] = 0
+            views.update(views_of(bucket, array, self._leaves))
+        self.gradient_views = [views[leaf] for leaf in range(len(self._leaves))]
+        self._residuals = {
+            number: np.zeros(array.shape, array.dtype)
+            for number, array in enumerate(self._buckets)
+            if self._codec.lossy
+        }
+        self.load_residuals(kept)
+        self._ready = np.zeros(len(self._leaves), dtype=np.bool_)
+        self._reset_launches()
+        self.generation += 1
+
+    def _reset_launches(self) -> None:
+        self._missing = [len(bucket.slots) for bucket in self._plan.buckets]
+        self._launched = 0
+        self._exchanges: list[Exchange] = []
+
+    def _adopt_order(self) -> None:
+        """Plans anew by rank 0's order; leaves that it did not see come last."""
+        seen = self._comm.broadcast_object(self._observed, root=0)
+        missing = set(seen)
+        order = [*seen, *(i for i in reversed(range(len(self._leaves))) if i not in missing)]
+        plan = plan_buckets(self._leaves, order=order, **self._sizes)
+        if plan != self._plan:
+            self._install(plan)
+
+    def _launch_complete(self) -> None:
+        while self._launched < len(self._missing) and self._missing[self._launched] == 0:
+            number = self._launched
+            self._exchanges.append(
+                self._codec.start(
+                    self._comm,
+                    self._buckets[number],
+                    self._residuals.get(number),
+                    self._hint or 1.0,
+                )
+            )
+            self._launched += 1
+
+    def _tail(self, result: BatchResult, stop: bool) -> NDArray[np.float64]:
+        names_at = _FIXED + len(self._leaves)
+        tail = np.zeros(names_at + len(self._names))
+        tail[_WEIGHT] = result.weight
+        tail[_LOSS] = result.loss
+        tail[_STOP] = stop
+        tail[_NEW_NAMES] = not set(result.metrics) <= set(self._names)
+        tail[_FIXED:names_at] = self._used
+        tail[names_at:] = [result.metrics.get(name, 0.0) for name in self._names]
+        return tail
+
+    def _read_tail(self, tail: NDArray[np.float64], result: BatchResult) -> BatchResult:
+        if tail[_NEW_NAMES] > 0:
+            total = reduce_result(self._comm, result)
+            self._names = sorted({*self._names, *total.metrics})
+            return total
+        values = tail[_FIXED + len(self._leaves) :]
+        metrics = {name: float(v) for name, v in zip(self._names, values, strict=True)}
+        return BatchResult(float(tail[_WEIGHT]), float(tail[_LOSS]), metrics)
+
+    def _average(self, weight: float) -> float:
+        """Divides the sums by the total weight; returns the squared norm of the average."""
+        squared_norm = 0.0
+        for bucket in self._buckets:
+            if weight > 0:
+                bucket /= bucket.dtype.type(weight)
+            wide = bucket if bucket.dtype.itemsize >= 8 else bucket.astype(np.float64)
+            squared_norm += float(np.vdot(wide, wide).real)
+        return squared_norm
+
+
+def _power_of_two(weight: float) -> float:
+    """The nearest power of two, by which scaling is exact; 0 for no weight."""
+    return 2.0 ** round(math.log2(weight)) if weight > 0 else 0.0

@@ -1,0 +1,6 @@
+"""Strategies: when and what the ranks exchange."""
+
+from mpidp.strategies.base import StepReport, Strategy
+from mpidp.strategies.synchronous import Synchronous
+
+__all__ = ["StepReport", "Strategy", "Synchronous"]

@@ -1,0 +1,1 @@
+"""The training harness: adapter protocol, trainer, sampler, metrics, checkpoints."""
