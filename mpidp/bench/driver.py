@@ -17,18 +17,15 @@ from numpy.typing import NDArray
 from mpidp.bench import timing
 from mpidp.bench.backends import Backend, Call
 from mpidp.bench.cases import COLLECTIVES, Case, Collective, op_fits, sizes
+from mpidp.bench.floor import MIN_BYTES, FloorMeter, Way, by_numpy
 from mpidp.bench.patterns import Exact
 from mpidp.buffers import numpy_dtype
 from mpidp.errors import InvalidArgumentError
 
 Array = NDArray[Any]
-Floor = Callable[[Array, int], Sequence[float]]
 
 MEMORIES = ("registered", "plain")
 MODES = ("out_of_place", "in_place")
-
-# Below this size the floor is the clock's resolution, and latency rules.
-FLOOR_MIN_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -174,9 +171,8 @@ class _Contestant:
 class Driver:
     """Measures a plan on `comm`, which has the API of `mpidp.Communicator`.
 
-    `mpi_comm` carries the benchmark's own bookkeeping. `floor(x, iterations)` gives the seconds of
-    each in-place update of x on this rank. Creation allocates the arrays, and raises MemoryError
-    where it cannot.
+    `mpi_comm` carries the benchmark's own bookkeeping. `floor_ways` are ways to measure the memory
+    floor, beside NumPy's. Creation allocates the arrays, and raises MemoryError where it cannot.
 
         driver = Driver(plan, comm, mpi_comm, [Variant(MpidpBackend(comm, "auto"), "plain")])
         report = driver.run()
@@ -188,7 +184,7 @@ class Driver:
         comm: Any,
         mpi_comm: MPI.Comm,
         variants: Sequence[Variant],
-        floor: Floor | None = None,
+        floor_ways: Sequence[Way] = (),
     ) -> None:
         self.plan = plan
         self.variants = list(variants)
@@ -203,13 +199,13 @@ class Driver:
             for memory in dict.fromkeys(variant.memory for variant in self.variants)
         }
         largest = max((case.nbytes for case in self._cases), default=0)
-        measures_floor = plan.collective == "all_reduce" and largest >= FLOOR_MIN_BYTES
-        self._floor = floor if measures_floor else None
-        if self._floor is not None:
+        self._floor: FloorMeter | None = None
+        # A single rank has nothing to move.
+        if plan.collective == "all_reduce" and comm.world_size > 1 and largest >= MIN_BYTES:
             # In the memory that the first contestant uses: the kind of page matters.
-            memory = self.variants[0].memory
-            self._floor_array = allocators[memory](largest // 4 * 4).view(np.float32)
-            self._floor_array.fill(1)
+            allocate = allocators[self.variants[0].memory]
+            array = allocate(largest // 4 * 4).view(np.float32)
+            self._floor = FloorMeter(array, [*floor_ways, by_numpy], comm.barrier)
 
     def _registered(self, nbytes: int) -> Array:
         array: Array = self._comm.empty((nbytes,), "uint8")
@@ -258,9 +254,10 @@ class Driver:
         for contestant in contestants:
             if exact is not None:
                 exact.fill_for_timing(contestant.x)
-        floor_times = self._time(case, contestants)
+        floor = self._floor if case.nbytes >= MIN_BYTES else None
+        self._time(case, contestants, floor)
         self._check(contestants, exact)
-        self._collect(case, contestants, rows, floor_times, report)
+        self._collect(case, contestants, rows, floor, report)
         return rows
 
     def _contestants(self, case: Case, row: Row) -> list[_Contestant]:
@@ -311,16 +308,16 @@ class Driver:
             contestant.warmup = warmup if plan.warmup is None else plan.warmup
             contestant.iterations = iterations if plan.iterations is None else plan.iterations
 
-    def _time(self, case: Case, contestants: Sequence[_Contestant]) -> list[int]:
-        """Runs the iterations of all, in turns. Returns the floor's nanoseconds on this rank."""
+    def _time(
+        self, case: Case, contestants: Sequence[_Contestant], floor: FloorMeter | None
+    ) -> None:
+        """Runs the iterations of all, in turns."""
         isolated = self.plan.cadence == "isolated"
         barrier = self._comm.barrier
-        floor_times: list[int] = []
-        floor_iterations = max((c.iterations for c in contestants), default=0)
-        if self._floor is None or case.nbytes < FLOOR_MIN_BYTES:
-            floor_iterations = 0
         shares = [timing.split_rounds(c.iterations) for c in contestants]
-        floor_share = timing.split_rounds(floor_iterations)
+        floor_share = timing.split_rounds(max((c.iterations for c in contestants), default=0))
+        if floor is not None:
+            floor.start(case.nbytes)
         with timing.no_garbage_collection():
             for contestant in contestants:
                 for _ in range(contestant.warmup):
@@ -333,32 +330,21 @@ class Driver:
                     contestant.nanoseconds += timing.time_calls(
                         contestant.call, barrier, share[turn], isolated
                     )
-                if floor_share[turn]:
-                    floor_times += self._time_floor(case, floor_share[turn])
-        return floor_times
-
-    def _time_floor(self, case: Case, iterations: int) -> list[int]:
-        """Nanoseconds of in-place updates that all ranks begin together."""
-        assert self._floor is not None
-        array = self._floor_array[: case.nbytes // 4]
-        self._floor(array, 1)  # brings the array back into cache
-        nanoseconds = []
-        for _ in range(iterations):
-            # Without this, a rank that finished early would leave the memory bus to the others.
-            self._comm.barrier()
-            nanoseconds.append(round(self._floor(array, 1)[0] * 1e9))
-        return nanoseconds
+                if floor is not None and floor_share[turn]:
+                    floor.run(floor_share[turn])
 
     def _collect(
         self,
         case: Case,
         contestants: Sequence[_Contestant],
         rows: Sequence[Row],
-        floor_times: list[int],
+        floor: FloorMeter | None,
         report: Report,
     ) -> None:
         """Combines what the ranks saw, in one exchange after the timing."""
-        mine = [time for c in contestants for time in c.nanoseconds] + floor_times
+        mine = [time for c in contestants for time in c.nanoseconds]
+        if floor is not None:
+            mine += floor.nanoseconds
         seconds = np.array(self._slowest(mine), np.float64) * 1e-9
         checked = self.plan.check and case.count > 0
         wrong = np.array([c.wrong for c in contestants], np.int64)
@@ -372,8 +358,8 @@ class Driver:
             measurement = Measurement(statistics, max(of_checks) if checked else None)
             setattr(row, contestant.mode, measurement)
             begin = end
-        if floor_times:
-            report.floors[case] = timing.summarize(seconds[begin:])
+        if floor is not None and begin < seconds.size:
+            report.floors[case] = floor.fastest(seconds[begin:])
 
     def _slowest(self, nanoseconds: Sequence[int]) -> Array:
         values = np.array(nanoseconds, np.int64)

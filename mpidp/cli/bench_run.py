@@ -14,9 +14,10 @@ import click
 from mpi4py import MPI
 
 import mpidp
+from mpidp import _core
 from mpidp.bench import document, plot, text
 from mpidp.bench.backends import MpiBackend, MpidpBackend
-from mpidp.bench.driver import Driver, Floor, Plan, Report, Row, Variant, out_of_bounds
+from mpidp.bench.driver import Driver, Plan, Report, Row, Variant, out_of_bounds
 from mpidp.bench.text import size_label
 from mpidp.cli.console import fail_together
 from mpidp.errors import InvalidArgumentError, MismatchError
@@ -25,7 +26,7 @@ from mpidp.errors import InvalidArgumentError, MismatchError
 class BenchRun:
     """One benchmark on a communicator that it makes and closes.
 
-    `make_comm` and `floor` take the place of `mpidp.Communicator` and the extension's memory floor.
+    `make_comm` takes the place of `mpidp.Communicator`.
     """
 
     def __init__(
@@ -36,7 +37,6 @@ class BenchRun:
         backends: Sequence[str],
         world: MPI.Comm,
         make_comm: Callable[[MPI.Comm], Any] | None = None,
-        floor: Floor | None = None,
     ) -> None:
         self.plan = plan
         self.algorithm = algorithm
@@ -44,7 +44,6 @@ class BenchRun:
         self.backends = backends
         self.world = world
         self._make_comm = make_comm or _make_communicator
-        self._floor = floor or _memory_floor()
 
     def measure_and_report(
         self, started: str, json_path: Path | None, plot_path: Path | None
@@ -91,7 +90,7 @@ class BenchRun:
     ) -> Report:
         failure = driver = None
         try:
-            driver = Driver(self.plan, comm, mpi_comm, variants, self._floor)
+            driver = Driver(self.plan, comm, mpi_comm, variants, [_core.memory_floor])
         except MemoryError as error:
             failure = f"not enough memory for the arrays, use a smaller -e: {error}"
         fail_together(self.world, failure)
@@ -153,12 +152,6 @@ def _make_communicator(world: MPI.Comm) -> Any:
         return mpidp.Communicator(world)
     except (InvalidArgumentError, MismatchError) as error:
         raise click.UsageError(str(error)) from None
-
-
-def _memory_floor() -> Floor:
-    from mpidp import _core
-
-    return _core.memory_floor
 
 
 def _facts(comm: Any, mpi_comm: MPI.Comm) -> dict[str, Any]:

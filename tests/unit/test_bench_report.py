@@ -21,6 +21,7 @@ from mpidp.bench.driver import (
     average_bus_bandwidth,
     out_of_bounds,
 )
+from mpidp.bench.floor import FloorMeter, by_numpy
 
 
 class Named:
@@ -312,3 +313,32 @@ def test_plot_without_matplotlib(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
     assert "pip install 'mpidp[plot]'" in plot.unavailable(tmp_path / "bus.png")
+
+
+def test_the_floor_is_that_of_the_fastest_way():
+    def slow(x, iterations):
+        return [4e-6] * iterations
+
+    def fast(x, iterations):
+        assert x.nbytes == 4096
+        return [1e-6] * iterations
+
+    barriers = []
+    meter = FloorMeter(np.empty(2048, np.float32), [slow, fast], lambda: barriers.append(1))
+    for _ in range(2):  # what was measured before a start is forgotten
+        meter.start(4096)
+        meter.run(2)
+        meter.run(1)
+    assert meter.nanoseconds == [4000] * 3 + [1000] * 3
+    assert len(barriers) == 2 * 2 * 3
+    statistics = meter.fastest(np.array(meter.nanoseconds) * 1e-9)
+    assert statistics.p50 == pytest.approx(1e-6)
+    assert statistics.iterations == 3
+
+
+def test_the_floor_by_numpy_updates_in_place():
+    x = np.ones(1024, np.float32)
+    seconds = by_numpy(x, 3)
+    assert len(seconds) == 3
+    assert min(seconds) > 0
+    assert np.array_equal(x, -np.ones(1024, np.float32))
