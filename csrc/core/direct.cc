@@ -11,6 +11,7 @@ namespace mpidp {
 namespace {
 
 constexpr std::int64_t kCacheLineBytes = 64;
+constexpr std::int64_t kPieceBytes = std::int64_t{16} << 10;
 constexpr std::uint32_t kStatusFailed = 2;
 
 std::int64_t granule_of(const Call& call) {
@@ -34,6 +35,11 @@ void copy(const Call& call, void* destination, const void* source, std::int64_t 
   if (destination != source && count > 0) copy_bytes(destination, source, call.bytes_of(count));
 }
 
+// For what peers read next.
+void publish(const Call& call, void* destination, const void* source, std::int64_t count) {
+  if (count > 0) copy_bytes_streaming(destination, source, call.bytes_of(count));
+}
+
 }  // namespace
 
 DirectPath::DirectPath(NodeGroup& group)
@@ -55,7 +61,7 @@ DirectPath::Plan DirectPath::prepare(const Call& call, bool input_registered) {
   if (input_bytes <= group_.inline_bytes()) {
     plan.one_shot = true;
     if (mine_counts) {
-      std::memcpy(group_.my_mailbox(), call.input, static_cast<std::size_t>(input_bytes));
+      copy_bytes_streaming(group_.my_mailbox(), call.input, input_bytes);
     }
     return plan;
   }
@@ -268,7 +274,7 @@ void DirectPath::stage(const Call& call, const Block& block) {
       for (int owner = 0; owner < size; ++owner) {
         if (owner == rank) continue;
         const Range part = chunk_of(block.count, size, owner, granule_of(call));
-        copy(call, group_.slot(rank, block.half, owner),
+        publish(call, group_.slot(rank, block.half, owner),
              at(call, call.input, block.first + part.offset), part.count);
       }
       return;
@@ -276,14 +282,14 @@ void DirectPath::stage(const Call& call, const Block& block) {
     case Collective::kAllToAll:
       for (int owner = 0; owner < size; ++owner) {
         if (owner == rank) continue;
-        copy(call, group_.slot(rank, block.half, owner),
+        publish(call, group_.slot(rank, block.half, owner),
              at(call, call.input, owner * call.count + block.first),
              call.clipped(owner, block.first, block.count));
       }
       return;
     case Collective::kAllGather:
     case Collective::kBroadcast:
-      copy(call, group_.slot(rank, block.half, 0), at(call, call.input, block.first),
+      publish(call, group_.slot(rank, block.half, 0), at(call, call.input, block.first),
            call.clipped(rank, block.first, block.count));
       return;
     case Collective::kBarrier:
@@ -314,16 +320,26 @@ void DirectPath::consume(const Call& call, const Block& block) {
       for (int peer = 0; peer < size; ++peer) {
         sources_[static_cast<std::size_t>(peer)] = staged_source(call, block, peer, offset);
       }
-      int num_destinations = 0;
-      if (call.collective == Collective::kAllReduce || rank == call.root) {
-        destinations_[static_cast<std::size_t>(num_destinations++)] =
-            at(call, call.output, offset);
+      const bool wants_result = call.collective == Collective::kAllReduce || rank == call.root;
+      char* result = group_.result_slot(rank, block.half);
+      if (!wants_result) {
+        destinations_[0] = result;
+        reduce_sources(call, 1, part.count);
+        return;
       }
-      if (call.collective == Collective::kAllReduce || rank != call.root) {
-        destinations_[static_cast<std::size_t>(num_destinations++)] =
-            group_.result_slot(rank, block.half);
+      // By pieces, so that what is published is still in the first-level cache.
+      const std::int64_t piece = kPieceBytes / static_cast<std::int64_t>(item_size(call.dtype));
+      for (std::int64_t done = 0; done < part.count; done += piece) {
+        const std::int64_t count = std::min(piece, part.count - done);
+        destinations_[0] = at(call, call.output, offset + done);
+        reduce_sources(call, 1, count);
+        if (call.collective == Collective::kAllReduce) {
+          publish(call, at(call, result, done), destinations_[0], count);
+        }
+        for (const void*& source : sources_) {
+          source = static_cast<const char*>(source) + call.bytes_of(count);
+        }
       }
-      reduce_sources(call, num_destinations, part.count);
       return;
     }
     case Collective::kReduceScatter:

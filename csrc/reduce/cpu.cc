@@ -8,6 +8,10 @@
 #include "reduce/cpu_kernels.h"
 #include "reduce/reduce.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 namespace mpidp {
 namespace {
 
@@ -83,10 +87,70 @@ void reduce(const ReduceArgs& args) {
   active_kernels().load(std::memory_order_acquire)->reduce(args);
 }
 
+#if defined(__SSE2__)
+namespace {
+
+constexpr std::int64_t kLine = 64;
+
+// Whole lines of [from, from + nbytes) to `to`; returns the bytes that it copied.
+template <bool streaming>
+std::int64_t copy_lines(char* to, const char* from, std::int64_t nbytes) {
+  std::int64_t at = 0;
+  for (; at + kLine <= nbytes; at += kLine) {
+    __m128i line[4];
+    for (int i = 0; i < 4; ++i) {
+      line[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at) + i);
+    }
+    for (int i = 0; i < 4; ++i) {
+      auto* target = reinterpret_cast<__m128i*>(to + at) + i;
+      if constexpr (streaming) {
+        _mm_stream_si128(target, line[i]);
+      } else {
+        _mm_storeu_si128(target, line[i]);
+      }
+    }
+  }
+  return at;
+}
+
+}  // namespace
+#endif
+
 void copy_bytes(void* destination, const void* source, std::int64_t nbytes) {
   // An empty range may come with null pointers, which memcpy does not allow.
   if (nbytes <= 0 || destination == source) return;
-  std::memcpy(destination, source, static_cast<std::size_t>(nbytes));
+  char* to = static_cast<char*>(destination);
+  const char* from = static_cast<const char*>(source);
+  std::int64_t done = 0;
+#if defined(__SSE2__)
+  // Not memcpy: the C library uses "rep movsb" for these sizes, which on AMD Zen 3 was measured at
+  // a tenth of the speed of a plain loop (64 KiB in 35 us) when source and destination have nearly
+  // equal offsets in their pages, as a slot and an array often do.
+  done = copy_lines<false>(to, from, nbytes);
+#endif
+  std::memcpy(to + done, from + done, static_cast<std::size_t>(nbytes - done));
+}
+
+void copy_bytes_streaming(void* destination, const void* source, std::int64_t nbytes) {
+#if defined(__SSE2__)
+  // Below this the fence costs more than the lines.
+  constexpr std::int64_t kMinimum = 1024;
+  if (nbytes < kMinimum) {
+    copy_bytes(destination, source, nbytes);
+    return;
+  }
+  char* to = static_cast<char*>(destination);
+  const char* from = static_cast<const char*>(source);
+  const auto misaligned = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to) % kLine);
+  const std::int64_t head = misaligned == 0 ? 0 : kLine - misaligned;
+  std::memcpy(to, from, static_cast<std::size_t>(head));
+  const std::int64_t done = head + copy_lines<true>(to + head, from + head, nbytes - head);
+  std::memcpy(to + done, from + done, static_cast<std::size_t>(nbytes - done));
+  // Streaming stores are weakly ordered: a flag stored after them must not overtake them.
+  _mm_sfence();
+#else
+  copy_bytes(destination, source, nbytes);
+#endif
 }
 
 const char* instruction_set() {

@@ -33,6 +33,11 @@ void reduce(const ReduceArgs& args);
 // Copies nbytes; the streaming copy of the staged paths. Non-overlapping.
 void copy_bytes(void* destination, const void* source, std::int64_t nbytes);
 
+// As copy_bytes, for memory that another core reads next: the stores bypass this core's caches, so
+// that the reader does not have to fetch dirty lines out of them, nor the writer to claim lines
+// that the reader still holds. The data are globally visible on return.
+void copy_bytes_streaming(void* destination, const void* source, std::int64_t nbytes);
+
 // "baseline", "avx2", "avx512" or "neon": chosen once, at first use, from what the CPU offers.
 const char* instruction_set();
 
