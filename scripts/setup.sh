@@ -99,7 +99,7 @@ make_venv() {
 }
 
 pip_install() {
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+  PYTHONWARNINGS=ignore "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
 }
 
 # The launcher and compiler of the user's own MPI, found where a wheel would put them: so
@@ -182,7 +182,7 @@ install_packages() {
 build_extension() {
   require_cxx
   echo "Building the extension"
-  MPICC=$compiler "$venv/bin/python" setup.py --quiet build_ext --inplace
+  PYTHONWARNINGS=ignore MPICC=$compiler "$venv/bin/python" setup.py --quiet build_ext --inplace
 }
 
 if [ -x "$venv/bin/python" ] && [ "$(stamp_line 1)" = "$(package_state | digest)" ]; then
@@ -203,5 +203,5 @@ built=$(extension_file)
   printf '%s\n' "$built" "$root $mpi $mpicc"
 } >"$stamp"
 library=$("$venv/bin/python" -c \
-  'import mpidp._core as c; print(" ".join(c.mpi_library().split()[:4]).rstrip(","))')
+  'import mpidp._core as c; print(" ".join(c.mpi_library().replace("Version:", "").split(",")[0].split()[:5]))')
 echo "Ready: $venv with $library."

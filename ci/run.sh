@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# What CI runs: the static checks, then the README's test command with MPICH and with Open MPI.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+step() {
+  local start=$SECONDS
+  printf '\n===== %s\n' "$*"
+  "$@"
+  printf '===== %s: %d s\n' "$*" $((SECONDS - start))
+}
+step scripts/lint.sh
+step scripts/test.sh --mpi mpich
+step scripts/test.sh --mpi openmpi
