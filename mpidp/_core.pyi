@@ -85,32 +85,70 @@ class Context:
         """What "auto" means: the first (limit, algorithm) with nbytes <= limit."""
     def select(self, collective: str, nbytes: int) -> str: ...
     def all_reduce(
-        self, x: object, out: object, op: str, algorithm: str, scale: float | None,
-        deterministic: bool, timeout: float,
+        self,
+        x: object,
+        out: object,
+        op: str,
+        algorithm: str,
+        scale: float | None,
+        deterministic: bool,
+        timeout: float,
     ) -> None: ...
     def reduce_scatter(
-        self, x: object, out: object, op: str, algorithm: str, scale: float | None,
-        deterministic: bool, timeout: float,
+        self,
+        x: object,
+        out: object,
+        op: str,
+        algorithm: str,
+        scale: float | None,
+        deterministic: bool,
+        timeout: float,
     ) -> None: ...
     def reduce(
-        self, x: object, out: object, op: str, root: int, algorithm: str, scale: float | None,
-        deterministic: bool, timeout: float,
+        self,
+        x: object,
+        out: object,
+        op: str,
+        root: int,
+        algorithm: str,
+        scale: float | None,
+        deterministic: bool,
+        timeout: float,
     ) -> None: ...
     def all_gather(self, x: object, out: object, algorithm: str, timeout: float) -> None: ...
     def broadcast(self, x: object, root: int, algorithm: str, timeout: float) -> None: ...
     def all_to_all(self, x: object, out: object, algorithm: str, timeout: float) -> None: ...
     def barrier(self, timeout: float) -> None: ...
     def all_reduce_async(
-        self, x: object, out: object, op: str, algorithm: str, scale: float | None,
-        deterministic: bool, timeout: float,
+        self,
+        x: object,
+        out: object,
+        op: str,
+        algorithm: str,
+        scale: float | None,
+        deterministic: bool,
+        timeout: float,
     ) -> Work: ...
     def reduce_scatter_async(
-        self, x: object, out: object, op: str, algorithm: str, scale: float | None,
-        deterministic: bool, timeout: float,
+        self,
+        x: object,
+        out: object,
+        op: str,
+        algorithm: str,
+        scale: float | None,
+        deterministic: bool,
+        timeout: float,
     ) -> Work: ...
     def reduce_async(
-        self, x: object, out: object, op: str, root: int, algorithm: str, scale: float | None,
-        deterministic: bool, timeout: float,
+        self,
+        x: object,
+        out: object,
+        op: str,
+        root: int,
+        algorithm: str,
+        scale: float | None,
+        deterministic: bool,
+        timeout: float,
     ) -> Work: ...
     def all_gather_async(self, x: object, out: object, algorithm: str, timeout: float) -> Work: ...
     def broadcast_async(self, x: object, root: int, algorithm: str, timeout: float) -> Work: ...
@@ -122,14 +160,22 @@ class Context:
         """Collective. Waits for pending work; further calls raise ClosedError."""
 
 def schedule(
-    collective: str, algorithm: str, world_size: int, rank: int, count: int, root: int = 0,
+    collective: str,
+    algorithm: str,
+    world_size: int,
+    rank: int,
+    count: int,
+    root: int = 0,
     segment_count: int = 0,
 ) -> tuple[list[tuple[str, str, str, int, int, int, int, int, int, int]], int]:
     """(steps, scratch_count); a step is the fields of csrc/schedule/schedule.h in their order."""
 
 def has_schedule(collective: str, algorithm: str) -> bool: ...
 def reduce_buffers(
-    sources: list[Any], destinations: list[Any], op: str, scales: list[float] | None = None,
+    sources: list[Any],
+    destinations: list[Any],
+    op: str,
+    scales: list[float] | None = None,
     divisor: float = 1.0,
 ) -> None:
     """The CPU kernel itself, on Buffers or arrays of one dtype and count; for tests and codecs."""

@@ -2,6 +2,7 @@
 # From a fresh clone to results: sets up, measures on 2 ranks against the MPI's own all-reduce, and
 # trains on 2 ranks with the proof that they equal one process.
 set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 if [ $# -gt 0 ]; then

@@ -2,6 +2,7 @@
 # Makes a Python environment with an MPI, the dependencies and the built extension.
 # Run again at will: it does only what is missing, and nothing when nothing changed.
 set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 usage() {
@@ -17,7 +18,11 @@ TEXT
 wanted=
 while [ $# -gt 0 ]; do
   case $1 in
-    --mpi) wanted=${2:-} && shift 2 || die "--mpi needs a name" 2 ;;
+    --mpi)
+      [ $# -gt 1 ] || die "--mpi needs a name" 2
+      wanted=$2
+      shift 2
+      ;;
     --mpi=*) wanted=${1#--mpi=} && shift ;;
     -h | --help) usage && exit 0 ;;
     *) die "unknown argument $1 (see --help)" 2 ;;

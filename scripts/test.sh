@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up, then runs the tests: those without MPI once, the others at several rank counts.
 set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 usage() {
@@ -58,7 +59,7 @@ case ${MPIDP_SANITIZE:-} in
   *) preload=libasan.so ;;
 esac
 if [ -n "${preload:-}" ]; then
-  pytest=(env "LD_PRELOAD=$(${CXX:-c++} -print-file-name=$preload)"
+  pytest=(env "LD_PRELOAD=$("${CXX:-c++}" -print-file-name="$preload")"
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 "${pytest[@]}")
 fi
 

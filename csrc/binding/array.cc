@@ -13,7 +13,8 @@ namespace nb = nanobind;
 namespace mpidp {
 namespace {
 
-// The type of a struct-module format of one native element; false if it is none of ours.
+// The type of a struct-module format of one native element; false if it is none
+// of ours.
 bool parse_format(const char* format, Py_ssize_t item_bytes, DType* dtype) {
   if (format == nullptr) format = "B";
   if (*format == '@' || *format == '=' || *format == '<') ++format;
@@ -129,26 +130,30 @@ void register_buffer(nb::module_& module) {
             const bool cuda = std::strncmp(device, "cuda", 4) == 0;
             if (count < 0 || (!cuda && std::strcmp(device, "cpu") != 0)) {
               throw Error(ErrorKind::kInvalidBuffer,
-                          "a Buffer needs a count >= 0 and the device \"cpu\" or \"cuda\"");
+                          "a Buffer needs a count >= 0 and the device \"cpu\" "
+                          "or \"cuda\"");
             }
-            new (self) Buffer{reinterpret_cast<void*>(pointer), count, parsed,
-                              cuda ? DeviceKind::kCuda : DeviceKind::kCpu, std::move(owner),
+            new (self) Buffer{reinterpret_cast<void*>(pointer),
+                              count,
+                              parsed,
+                              cuda ? DeviceKind::kCuda : DeviceKind::kCpu,
+                              std::move(owner),
                               read_only};
           },
           nb::arg("pointer"), nb::arg("count"), nb::arg("dtype"), nb::arg("device") = "cpu",
           nb::arg("owner") = nb::none(), nb::arg("read_only") = false)
-      .def_prop_ro("pointer",
-                   [](const Buffer& self) { return reinterpret_cast<std::uintptr_t>(self.pointer); })
+      .def_prop_ro(
+          "pointer",
+          [](const Buffer& self) { return reinterpret_cast<std::uintptr_t>(self.pointer); })
       .def_ro("count", &Buffer::count)
       .def_prop_ro("nbytes",
                    [](const Buffer& self) {
                      return self.count * static_cast<std::int64_t>(item_size(self.dtype));
                    })
       .def_prop_ro("dtype", [](const Buffer& self) { return name_of(self.dtype); })
-      .def_prop_ro("device",
-                   [](const Buffer& self) {
-                     return self.device == DeviceKind::kCuda ? "cuda" : "cpu";
-                   })
+      .def_prop_ro(
+          "device",
+          [](const Buffer& self) { return self.device == DeviceKind::kCuda ? "cuda" : "cpu"; })
       .def_ro("read_only", &Buffer::read_only);
 }
 

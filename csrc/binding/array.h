@@ -1,4 +1,5 @@
-// Array arguments: a Buffer, or any object with a simple buffer-protocol export.
+// Array arguments: a Buffer, or any object with a simple buffer-protocol
+// export.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -20,11 +21,13 @@ struct Buffer {
   bool read_only = false;
 };
 
-// A view of an argument for as long as this object lives. Needs the GIL to make and to destroy.
+// A view of an argument for as long as this object lives. Needs the GIL to make
+// and to destroy.
 class Array {
  public:
-  // Throws TypeError where the object is no Buffer and exports no simple, contiguous buffer (or
-  // none that is writable, if asked): the Python layer then finds out why.
+  // Throws TypeError where the object is no Buffer and exports no simple,
+  // contiguous buffer (or none that is writable, if asked): the Python layer
+  // then finds out why.
   Array(nanobind::handle object, bool writable);
   ~Array();
   Array(const Array&) = delete;
@@ -35,7 +38,8 @@ class Array {
   DType dtype() const { return dtype_; }
   std::int64_t nbytes() const { return count_ * static_cast<std::int64_t>(item_size(dtype_)); }
 
-  // Gives up the view to an asynchronous operation; release_owner() ends it, with the GIL.
+  // Gives up the view to an asynchronous operation; release_owner() ends it,
+  // with the GIL.
   void* detach();
   static void release_owner(void* owner);
 

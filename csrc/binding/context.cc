@@ -29,10 +29,10 @@ using ContextPointer = std::shared_ptr<Context>;
 Algorithm algorithm_argument(const char* name) {
   const int algorithm = parse_algorithm(name);
   if (algorithm < 0) {
-    throw Error(ErrorKind::kInvalidValue,
-                std::string("unknown algorithm \"") + name +
-                    "\": use auto, direct, ring, recursive_halving, recursive_doubling, "
-                    "hierarchical or mpi");
+    throw Error(ErrorKind::kInvalidValue, std::string("unknown algorithm \"") + name +
+                                              "\": use auto, direct, ring, recursive_halving, "
+                                              "recursive_doubling, "
+                                              "hierarchical or mpi");
   }
   return static_cast<Algorithm>(algorithm);
 }
@@ -56,13 +56,13 @@ void set_op(Call& call, const char* name, int world_size) {
     call.divisor = world_size;
   }
   if (is_complex(call.dtype) && (call.op == Op::kMin || call.op == Op::kMax)) {
-    throw Error(ErrorKind::kInvalidValue,
-                std::string(name) + " of " + name_of(call.dtype) +
-                    " is not defined: complex numbers have no order");
+    throw Error(ErrorKind::kInvalidValue, std::string(name) + " of " + name_of(call.dtype) +
+                                              " is not defined: complex numbers have no order");
   }
   if (call.has_scale && !fractional) {
-    throw Error(ErrorKind::kInvalidValue, std::string("scale= needs a floating or complex dtype, ") +
-                                              "not " + name_of(call.dtype));
+    throw Error(
+        ErrorKind::kInvalidValue,
+        std::string("scale= needs a floating or complex dtype, ") + "not " + name_of(call.dtype));
   }
 }
 
@@ -92,7 +92,8 @@ void check_overlap(const Array& input, const Array& output, const void* allowed)
   if (input.nbytes() == 0 || output.nbytes() == 0 || in == allowed) return;
   if (in < out + output.nbytes() && out < in + input.nbytes()) {
     throw Error(ErrorKind::kInvalidBuffer,
-                "x and out overlap: give separate arrays, or leave out= away for an in-place call");
+                "x and out overlap: give separate arrays, or leave out= away "
+                "for an in-place call");
   }
 }
 
@@ -103,9 +104,9 @@ struct Arguments {
   std::optional<Array> output;
 };
 
-void reduction(Arguments& arguments, const Context& context, Collective collective,
-                     nb::handle x, nb::handle out, const char* op, const char* algorithm,
-                     std::optional<double> scale, bool deterministic, double timeout, int root) {
+void reduction(Arguments& arguments, const Context& context, Collective collective, nb::handle x,
+               nb::handle out, const char* op, const char* algorithm, std::optional<double> scale,
+               bool deterministic, double timeout, int root) {
   Call& call = arguments.call;
   const int world_size = context.world_size();
   const bool in_place = out.is_none();
@@ -223,7 +224,8 @@ Work submit(const ContextPointer& context, Arguments& arguments) {
   return Work{std::move(operation), context};
 }
 
-// None is a value of array parameters: out=None means in place, and x=None is an error to report.
+// None is a value of array parameters: out=None means in place, and x=None is
+// an error to report.
 template <typename Parameter>
 auto annotation() {
   if constexpr (std::is_same_v<Parameter, nb::handle>) {
@@ -233,27 +235,34 @@ auto annotation() {
   }
 }
 
-// Registers NAME and NAME_async, which differ only in what happens to the parsed call.
+// Registers NAME and NAME_async, which differ only in what happens to the
+// parsed call.
 template <typename Class, typename... Parameters>
 void def_both(Class& cls, const char* name, const char* async_name,
               void (*parse)(Arguments&, const Context&, Parameters...)) {
-  cls.def(name, [parse](Context& self, Parameters... parameters) {
-    Arguments arguments;
-    parse(arguments, self, parameters...);
-    run(self, arguments);
-  }, annotation<Parameters>()...);
-  cls.def(async_name, [parse](const ContextPointer& self, Parameters... parameters) {
-    Arguments arguments;
-    parse(arguments, *self, parameters...);
-    return submit(self, arguments);
-  }, annotation<Parameters>()...);
+  cls.def(
+      name,
+      [parse](Context& self, Parameters... parameters) {
+        Arguments arguments;
+        parse(arguments, self, parameters...);
+        run(self, arguments);
+      },
+      annotation<Parameters>()...);
+  cls.def(
+      async_name,
+      [parse](const ContextPointer& self, Parameters... parameters) {
+        Arguments arguments;
+        parse(arguments, *self, parameters...);
+        return submit(self, arguments);
+      },
+      annotation<Parameters>()...);
 }
 
 void parse_all_reduce(Arguments& arguments, const Context& context, nb::handle x, nb::handle out,
                       const char* op, const char* algorithm, std::optional<double> scale,
                       bool deterministic, double timeout) {
-  reduction(arguments, context, Collective::kAllReduce, x, out, op, algorithm, scale,
-            deterministic, timeout, 0);
+  reduction(arguments, context, Collective::kAllReduce, x, out, op, algorithm, scale, deterministic,
+            timeout, 0);
 }
 
 void parse_reduce_scatter(Arguments& arguments, const Context& context, nb::handle x,
@@ -283,7 +292,8 @@ void parse_all_to_all(Arguments& arguments, const Context& context, nb::handle x
 MPI_Comm comm_of(std::uintptr_t handle) {
   MPI_Comm comm;
   static_assert(sizeof(comm) <= sizeof(handle));
-  std::memcpy(&comm, &handle, sizeof(comm));  // an int in MPICH, a pointer in Open MPI
+  std::memcpy(&comm, &handle,
+              sizeof(comm));  // an int in MPICH, a pointer in Open MPI
   return comm;
 }
 
@@ -294,9 +304,8 @@ nb::object allocate(std::int64_t nbytes) {
     const nb::gil_scoped_release no_gil;
     pointer = MemoryRegistry::instance().allocate(static_cast<std::size_t>(nbytes));
   }
-  const nb::capsule owner(pointer, [](void* memory) noexcept {
-    MemoryRegistry::instance().release(memory);
-  });
+  const nb::capsule owner(
+      pointer, [](void* memory) noexcept { MemoryRegistry::instance().release(memory); });
   const std::size_t shape[1] = {static_cast<std::size_t>(nbytes)};
   return nb::cast(nb::ndarray<nb::numpy, std::uint8_t>(pointer, 1, shape, owner));
 }

@@ -44,8 +44,7 @@ void translate(const std::exception_ptr& pointer, void*) {
       if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
       return;
     }
-    const nb::object type =
-        nb::module_::import_("mpidp.errors").attr(class_name(error.kind()));
+    const nb::object type = nb::module_::import_("mpidp.errors").attr(class_name(error.kind()));
     nb::list ranks;
     for (const int rank : error.ranks()) ranks.append(rank);
     const nb::object exception = type(nb::str(error.what()));
@@ -54,7 +53,8 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-// Called without the GIL by a thread that waits. Off the main thread it never reports anything.
+// Called without the GIL by a thread that waits. Off the main thread it never
+// reports anything.
 bool check_signals() {
   if (!Py_IsInitialized()) return false;
   const nb::gil_scoped_acquire gil;

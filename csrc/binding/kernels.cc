@@ -1,4 +1,5 @@
-// The CPU kernels themselves, for codecs, tests and the benchmark's memory floor.
+// The CPU kernels themselves, for codecs, tests and the benchmark's memory
+// floor.
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
@@ -35,12 +36,14 @@ void reduce_buffers(const nb::list& sources, const nb::list& destinations, const
   const int parsed_op = parse_op(op);
   if (from.empty() || to.empty() || parsed_op < 0 || static_cast<Op>(parsed_op) == Op::kMean) {
     throw Error(ErrorKind::kInvalidValue,
-                "reduce_buffers needs sources, destinations and the op sum, prod, min or max");
+                "reduce_buffers needs sources, destinations and the op sum, "
+                "prod, min or max");
   }
   for (const auto& array : arrays) {
     if (array->dtype() != arrays[0]->dtype() || array->count() != arrays[0]->count()) {
       throw Error(ErrorKind::kInvalidBuffer,
-                  "reduce_buffers needs arrays of one dtype and one number of elements");
+                  "reduce_buffers needs arrays of one dtype and one number of "
+                  "elements");
     }
   }
   if (scales && scales->size() != from.size()) {

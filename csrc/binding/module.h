@@ -1,4 +1,5 @@
-// One register function for each class or group of functions; module.cc calls them all.
+// One register function for each class or group of functions; module.cc calls
+// them all.
 #pragma once
 
 #include <nanobind/nanobind.h>

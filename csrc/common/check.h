@@ -1,4 +1,5 @@
-// Errors: thrown here, translated to mpidp.errors by the binding, never swallowed.
+// Errors: thrown here, translated to mpidp.errors by the binding, never
+// swallowed.
 #pragma once
 
 #include <stdexcept>
@@ -27,7 +28,8 @@ class Error : public std::runtime_error {
   Error(ErrorKind kind, const std::string& message, std::vector<int> ranks = {})
       : std::runtime_error(message), kind_(kind), ranks_(std::move(ranks)) {}
   ErrorKind kind() const { return kind_; }
-  // Timeout: the ranks that did not arrive. RankFailed: the dead. Mismatch: the odd ones out.
+  // Timeout: the ranks that did not arrive. RankFailed: the dead. Mismatch: the
+  // odd ones out.
   const std::vector<int>& ranks() const { return ranks_; }
 
  private:

@@ -19,8 +19,8 @@ namespace mpidp {
 
 }  // namespace mpidp
 
-#define MPIDP_MPI_CHECK(call)                                               \
-  do {                                                                      \
-    const int mpidp_mpi_code = (call);                                      \
+#define MPIDP_MPI_CHECK(call)                                                           \
+  do {                                                                                  \
+    const int mpidp_mpi_code = (call);                                                  \
     if (mpidp_mpi_code != MPI_SUCCESS) ::mpidp::throw_mpi_error(mpidp_mpi_code, #call); \
   } while (0)

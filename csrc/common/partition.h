@@ -12,9 +12,10 @@ struct Range {
   std::int64_t count = 0;
 };
 
-// Chunk `index` of `count` elements split over `num_chunks`. Sizes differ by at most one granule;
-// every boundary but the last is a multiple of `granule` elements, so that neighbours do not share
-// a cache line when the granule fills one. Chunks may be empty.
+// Chunk `index` of `count` elements split over `num_chunks`. Sizes differ by at
+// most one granule; every boundary but the last is a multiple of `granule`
+// elements, so that neighbours do not share a cache line when the granule fills
+// one. Chunks may be empty.
 constexpr Range chunk_of(std::int64_t count, int num_chunks, int index, std::int64_t granule = 1) {
   const std::int64_t granules = (count + granule - 1) / granule;
   const std::int64_t base = granules / num_chunks;

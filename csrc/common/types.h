@@ -1,4 +1,5 @@
-// The vocabulary every layer shares: element types, operators, collectives, algorithms.
+// The vocabulary every layer shares: element types, operators, collectives,
+// algorithms.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +26,8 @@ enum class DType : std::uint8_t {
 };
 inline constexpr int kNumDTypes = 15;
 
-// kMean exists for the caller only: below the Communicator it is kSum with a divisor.
+// kMean exists for the caller only: below the Communicator it is kSum with a
+// divisor.
 enum class Op : std::uint8_t { kSum, kMean, kProd, kMin, kMax };
 inline constexpr int kNumOps = 5;
 
@@ -89,8 +91,8 @@ constexpr bool is_complex(DType dtype) {
   return dtype == DType::kComplex64 || dtype == DType::kComplex128;
 }
 
-// The names that Python users see; defined in types.cc. The parse functions return -1 for an
-// unknown name.
+// The names that Python users see; defined in types.cc. The parse functions
+// return -1 for an unknown name.
 const char* name_of(DType dtype);
 const char* name_of(Op op);
 const char* name_of(Collective collective);

@@ -13,7 +13,8 @@
 namespace mpidp {
 namespace {
 
-// One pause is 10 to 45 ns by processor; a microsecond of spinning is about this many.
+// One pause is 10 to 45 ns by processor; a microsecond of spinning is about
+// this many.
 constexpr int kPausesPerMicrosecond = 40;
 constexpr std::uint32_t kDefaultSpins = 4000;
 constexpr std::uint32_t kDefaultYieldUs = 500;
@@ -42,9 +43,9 @@ WaitPolicy WaitPolicy::for_load(int runnable, int cores, int spin_us) {
   return policy;
 }
 
-// The kernel's futex works on the plain 32-bit word inside the atomic, which is lock-free and of
-// the same layout on every platform that has futexes. FUTEX_PRIVATE_FLAG must not be given: the
-// word is shared between processes.
+// The kernel's futex works on the plain 32-bit word inside the atomic, which is
+// lock-free and of the same layout on every platform that has futexes.
+// FUTEX_PRIVATE_FLAG must not be given: the word is shared between processes.
 static_assert(sizeof(std::atomic<std::uint32_t>) == 4 &&
               std::atomic<std::uint32_t>::is_always_lock_free);
 

@@ -1,4 +1,5 @@
-// How a process waits for another: spin, yield, then sleep, always with a deadline.
+// How a process waits for another: spin, yield, then sleep, always with a
+// deadline.
 #pragma once
 
 #include <atomic>
@@ -15,15 +16,15 @@ inline void cpu_relax() {
 #endif
 }
 
-// A point in time that a wait may not pass. Made where the waiting turns slow, so that the fast
-// path reads no clock.
+// A point in time that a wait may not pass. Made where the waiting turns slow,
+// so that the fast path reads no clock.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
   explicit Deadline(double seconds)
-      : at_(Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                               std::chrono::duration<double>(seconds))) {}
+      : at_(Clock::now() +
+            std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))) {}
   bool passed() const { return Clock::now() >= at_; }
 
  private:
@@ -31,22 +32,25 @@ class Deadline {
 };
 
 struct WaitPolicy {
-  // Pauses before the first yield; 0 when the waited-for process may need this core.
+  // Pauses before the first yield; 0 when the waited-for process may need this
+  // core.
   std::uint32_t spins = 4000;
   // Microseconds of yielding before the futex.
   std::uint32_t yield_us = 500;
 
-  // `runnable` threads compete for `cores` cores. A negative spin_us means the built-in choice.
+  // `runnable` threads compete for `cores` cores. A negative spin_us means the
+  // built-in choice.
   static WaitPolicy for_load(int runnable, int cores, int spin_us);
 };
 
-// Sleeps while *word == expected, at most `milliseconds`. Works across processes.
+// Sleeps while *word == expected, at most `milliseconds`. Works across
+// processes.
 void futex_sleep(const std::atomic<std::uint32_t>& word, std::uint32_t expected, int milliseconds);
 // Wakes every sleeper on the word.
 void futex_wake(const std::atomic<std::uint32_t>& word);
 
-// Asked now and then by long waits; true makes them give up. The binding installs one that lets
-// Python's signal handlers run.
+// Asked now and then by long waits; true makes them give up. The binding
+// installs one that lets Python's signal handlers run.
 using InterruptHook = bool (*)();
 void set_interrupt_hook(InterruptHook hook);
 bool interrupted();
@@ -55,7 +59,8 @@ void yield_core();
 void sleep_us(int microseconds);
 std::int64_t now_us();
 
-// Cores that the given affinity masks and the control group leave to this node's processes.
+// Cores that the given affinity masks and the control group leave to this
+// node's processes.
 int usable_cores(const std::uint64_t* masks, int words);
 // This process's affinity as a bit mask of `words` 64-bit words.
 void affinity_mask(std::uint64_t* mask, int words);

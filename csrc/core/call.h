@@ -10,8 +10,8 @@ namespace mpidp {
 struct Call {
   Collective collective = Collective::kBarrier;
   Algorithm algorithm = Algorithm::kAuto;
-  Op op = Op::kSum;       // never kMean: see divisor
-  double divisor = 1.0;   // world_size for a mean
+  Op op = Op::kSum;      // never kMean: see divisor
+  double divisor = 1.0;  // world_size for a mean
   DType dtype = DType::kUInt8;
   DeviceKind device = DeviceKind::kCpu;
   bool deterministic = false;
@@ -20,8 +20,8 @@ struct Call {
   int root = 0;
   // Elements, by the meaning of ScheduleRequest::count in schedule/schedule.h.
   std::int64_t count = 0;
-  // reduce_scatter and all_gather inside the hierarchical path split an array that world_size need
-  // not divide: elements of the whole array, or -1.
+  // reduce_scatter and all_gather inside the hierarchical path split an array
+  // that world_size need not divide: elements of the whole array, or -1.
   std::int64_t ragged_total = -1;
   const void* input = nullptr;
   void* output = nullptr;  // null on the ranks of `reduce` other than the root
@@ -36,8 +36,7 @@ struct Call {
     return blocks ? count * world_size : count;
   }
   std::int64_t output_count(int world_size) const {
-    const bool blocks =
-        collective == Collective::kAllGather || collective == Collective::kAllToAll;
+    const bool blocks = collective == Collective::kAllGather || collective == Collective::kAllToAll;
     return blocks ? count * world_size : count;
   }
   // How many of `elements` from `first` on of `owner`'s part exist.
@@ -46,7 +45,8 @@ struct Call {
     const std::int64_t left = ragged_total - (owner * count + first);
     return left <= 0 ? 0 : (left < elements ? left : elements);
   }
-  // The message size by which algorithms are chosen: the larger of input and output.
+  // The message size by which algorithms are chosen: the larger of input and
+  // output.
   std::int64_t message_bytes(int world_size) const {
     const std::int64_t input_elements = input_count(world_size);
     const std::int64_t output_elements = output_count(world_size);

@@ -42,10 +42,10 @@ Context::Context(MPI_Comm comm, const Settings& settings)
   MPIDP_MPI_CHECK(MPI_Bcast(&settings_, sizeof(settings_), MPI_BYTE, 0, comm_));
   settings_.node_id = node_id;
 
-  // Ranks with equal keys are on one node: the first rank there, and the caller's own division.
+  // Ranks with equal keys are on one node: the first rank there, and the
+  // caller's own division.
   MPI_Comm node_comm = MPI_COMM_NULL;
-  MPIDP_MPI_CHECK(
-      MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node_comm));
+  MPIDP_MPI_CHECK(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node_comm));
   int first_rank = rank_;
   MPIDP_MPI_CHECK(MPI_Allreduce(&rank_, &first_rank, 1, MPI_INT, MPI_MIN, node_comm));
   MPIDP_MPI_CHECK(MPI_Comm_free(&node_comm));
@@ -109,8 +109,8 @@ void Context::connect_shared_memory(const std::vector<std::int64_t>&) {
   if (settings_.shared_memory != 0) {
     std::vector<NodeGroup::Card> all(static_cast<std::size_t>(world_size_));
     const NodeGroup::Card mine = group_->card(rank_);
-    MPIDP_MPI_CHECK(MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine),
-                                  MPI_BYTE, comm_));
+    MPIDP_MPI_CHECK(
+        MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, comm_));
     std::vector<NodeGroup::Card> cards;
     for (const int peer : groups_[static_cast<std::size_t>(node_rank_)]) {
       cards.push_back(all[static_cast<std::size_t>(peer)]);
@@ -119,9 +119,11 @@ void Context::connect_shared_memory(const std::vector<std::int64_t>&) {
     try {
       group_->connect(cards, local_rank_);
     } catch (const Error&) {
-      mapped = false;  // a container or a security policy forbids it; all ranks then do without
+      mapped = false;  // a container or a security policy forbids it; all ranks
+                       // then do without
     }
-    // Advertised is not proven: look at real data before the first collective relies on it.
+    // Advertised is not proven: look at real data before the first collective
+    // relies on it.
     if (all_ranks(mapped)) {
       group_->write_probe();
       MPIDP_MPI_CHECK(MPI_Barrier(comm_));
@@ -156,7 +158,8 @@ void Context::resolve(Call& call) const {
   if (call.deterministic) {
     if (call.algorithm != Algorithm::kAuto && call.algorithm != Algorithm::kDirect) {
       throw Error(ErrorKind::kInvalidValue,
-                  std::string("deterministic=True accumulates in rank order, which algorithm \"") +
+                  std::string("deterministic=True accumulates in rank order, "
+                              "which algorithm \"") +
                       name_of(call.algorithm) + "\" does not: leave algorithm at \"auto\"");
     }
     call.algorithm = Algorithm::kDirect;
@@ -201,7 +204,8 @@ void Context::run(Call& call) {
 
 std::shared_ptr<Operation> Context::submit(const Call& call, std::vector<void*> owners) {
   if (thread_multiple_) return engine_.submit(call, std::move(owners));
-  // Without MPI_THREAD_MULTIPLE no second thread may call MPI: run here and hand over the outcome.
+  // Without MPI_THREAD_MULTIPLE no second thread may call MPI: run here and
+  // hand over the outcome.
   return engine_.run_inline(call, std::move(owners));
 }
 
@@ -209,9 +213,8 @@ void Context::execute(Call& call, bool on_progress_thread) {
   const std::lock_guard<std::mutex> lock(run_mutex_);
   if (closed()) throw Error(ErrorKind::kClosed, "the communicator is closed");
   if (!broken_.empty()) {
-    throw Error(ErrorKind::kMpidp,
-                "the communicator cannot be used any more since " + broken_ +
-                    ": close it and make a new one");
+    throw Error(ErrorKind::kMpidp, "the communicator cannot be used any more since " + broken_ +
+                                       ": close it and make a new one");
   }
   ++sequence_;
   // The progress thread shares the cores with this process's own computing.
@@ -273,7 +276,8 @@ void Context::dispatch(Call& call, const DirectPath::Plan& plan) {
   }
 }
 
-// The input times the scale: in the output where the collective allows it, else in scratch memory.
+// The input times the scale: in the output where the collective allows it, else
+// in scratch memory.
 const void* Context::scaled_input(const Call& call) {
   void* destination = call.output;
   const std::int64_t count = call.input_count(world_size_);
@@ -322,8 +326,9 @@ void Context::run_schedule(Call& call) {
   executor_->run(cached_schedule(request), rank_, world_size_, call, policy_);
 }
 
-// Reduce-scatter inside the node, all-reduce of each shard between the nodes by its owners, all at
-// once, all-gather inside the node. A link between nodes carries n/m from each of the m owners.
+// Reduce-scatter inside the node, all-reduce of each shard between the nodes by
+// its owners, all at once, all-gather inside the node. A link between nodes
+// carries n/m from each of the m owners.
 void Context::run_hierarchical(const Call& call) {
   const int owners = static_cast<int>(
       std::min_element(groups_.begin(), groups_.end(), [](const auto& a, const auto& b) {
@@ -389,7 +394,16 @@ void Context::close(bool synchronize) {
   const std::lock_guard<std::mutex> lock(run_mutex_);
   closed_.store(true);
   if (synchronize && broken_.empty()) {
-    group_->leave(std::min(settings_.timeout, kLeaveSeconds));
+    try {
+      // Through MPI, since a peer may look at this rank's shared memory until it has passed the
+      // last meeting there: only then may the pages go.
+      MPI_Request request = MPI_REQUEST_NULL;
+      MPIDP_MPI_CHECK(MPI_Ibarrier(comm_, &request));
+      wait_request(request, std::min(settings_.timeout, kLeaveSeconds), policy_);
+      group_->release();
+    } catch (const Error&) {
+      // Some peer did not come. The memory stays: it may still be read.
+    }
   }
 }
 

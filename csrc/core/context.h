@@ -1,4 +1,5 @@
-// A communicator's native half: topology, the entry of every collective, the choice of path.
+// A communicator's native half: topology, the entry of every collective, the
+// choice of path.
 #pragma once
 
 #include <mpi.h>
@@ -22,14 +23,14 @@
 namespace mpidp {
 
 struct Settings {
-  double timeout = 600.0;           // seconds
-  std::int64_t node_id = -1;        // overrides what MPI says of nodes; -1: it does not
-  std::int64_t slot_bytes = 0;      // 0: built-in
-  std::int64_t inline_bytes = 0;    // 0: built-in
-  std::int64_t segment_bytes = 0;   // 0: built-in
-  std::int64_t piece_bytes = 0;     // 0: built-in
-  std::int32_t spin_us = -1;        // -1: by load
-  std::int32_t shared_memory = 1;   // 0: everything goes through MPI
+  double timeout = 600.0;          // seconds
+  std::int64_t node_id = -1;       // overrides what MPI says of nodes; -1: it does not
+  std::int64_t slot_bytes = 0;     // 0: built-in
+  std::int64_t inline_bytes = 0;   // 0: built-in
+  std::int64_t segment_bytes = 0;  // 0: built-in
+  std::int64_t piece_bytes = 0;    // 0: built-in
+  std::int32_t spin_us = -1;       // -1: by load
+  std::int32_t shared_memory = 1;  // 0: everything goes through MPI
 };
 
 struct Rule {
@@ -39,8 +40,8 @@ struct Rule {
 
 class Context {
  public:
-  // Collective. Borrows the communicator, which must be the caller's own duplicate. Rank 0's
-  // settings hold for all, but for node_id.
+  // Collective. Borrows the communicator, which must be the caller's own
+  // duplicate. Rank 0's settings hold for all, but for node_id.
   Context(MPI_Comm comm, const Settings& settings);
   ~Context();
   Context(const Context&) = delete;
@@ -66,12 +67,14 @@ class Context {
 
   // Blocking. With nothing pending it runs on the calling thread.
   void run(Call& call);
-  // Asynchronous. `owners` is handed back by the engine when the collective is done.
+  // Asynchronous. `owners` is handed back by the engine when the collective is
+  // done.
   std::shared_ptr<Operation> submit(const Call& call, std::vector<void*> owners);
   Engine& engine() { return engine_; }
 
-  // Collective when `synchronize`: waits for pending work and for the peers. Otherwise local: for
-  // interpreter exit and broken communicators; memory that peers may still read is kept.
+  // Collective when `synchronize`: waits for pending work and for the peers.
+  // Otherwise local: for interpreter exit and broken communicators; memory that
+  // peers may still read is kept.
   void close(bool synchronize);
 
  private:
@@ -106,7 +109,8 @@ class Context {
   std::uint64_t sequence_ = 0;
   std::vector<Rule> rules_[kNumCollectives];
 
-  // The groups that meet in shared memory: the nodes, or single ranks where that is not possible.
+  // The groups that meet in shared memory: the nodes, or single ranks where
+  // that is not possible.
   int group_index_ = 0, num_groups_ = 1;
   std::vector<std::vector<int>> groups_;  // global ranks, in order
   std::unique_ptr<NodeGroup> group_;

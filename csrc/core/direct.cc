@@ -86,9 +86,8 @@ void DirectPath::execute(const Call& call, const Plan& plan) {
   load_scales(call);
   if (size == 1 || plan.one_shot) {
     for (int peer = 0; peer < size; ++peer) {
-      inputs_[static_cast<std::size_t>(peer)] = peer == group_.rank()
-                                                    ? static_cast<const char*>(call.input)
-                                                    : group_.mailbox(peer);
+      inputs_[static_cast<std::size_t>(peer)] =
+          peer == group_.rank() ? static_cast<const char*>(call.input) : group_.mailbox(peer);
     }
     consume_whole(call);
     return;
@@ -98,7 +97,7 @@ void DirectPath::execute(const Call& call, const Plan& plan) {
     for (int peer = 0; peer < size; ++peer) {
       const auto index = static_cast<std::size_t>(peer);
       exit_owed |= contributes(call, peer) && group_.input_registered(peer);
-      inputs_[index] = peer == group_.rank()      ? static_cast<const char*>(call.input)
+      inputs_[index] = peer == group_.rank()     ? static_cast<const char*>(call.input)
                        : contributes(call, peer) ? group_.input(peer)
                                                  : nullptr;
     }
@@ -111,7 +110,8 @@ void DirectPath::execute(const Call& call, const Plan& plan) {
     staged(call, plan.staged_half, contributes(call, group_.rank()) && !my_input_readable);
     if (exit_owed && !two_phases(call)) group_.sync(call.timeout);
   } catch (const Error& error) {
-    // A failure of this rank alone, such as a mapping that the kernel refused: tell the others.
+    // A failure of this rank alone, such as a mapping that the kernel refused:
+    // tell the others.
     if (error.kind() == ErrorKind::kMpidp) group_.arrive(kStatusFailed);
     throw;
   }
@@ -124,7 +124,7 @@ void DirectPath::execute_inner(const Call& call, bool input_is_entry_input) {
   for (int peer = 0; peer < group_.size(); ++peer) {
     const auto index = static_cast<std::size_t>(peer);
     exit_owed |= input_is_entry_input && group_.input_registered(peer);
-    inputs_[index] = peer == group_.rank()     ? static_cast<const char*>(call.input)
+    inputs_[index] = peer == group_.rank()  ? static_cast<const char*>(call.input)
                      : input_is_entry_input ? group_.input(peer)
                                             : nullptr;
   }
@@ -221,13 +221,13 @@ void DirectPath::reduce_sources(const Call& call, int num_destinations, std::int
   reduce(args);
 }
 
-// all_reduce and reduce: elements of the array, one slot an owner. reduce_scatter and all_to_all:
-// elements of one owner's part. all_gather and broadcast: elements of the input, over all slots.
+// all_reduce and reduce: elements of the array, one slot an owner.
+// reduce_scatter and all_to_all: elements of one owner's part. all_gather and
+// broadcast: elements of the input, over all slots.
 std::int64_t DirectPath::block_elements(const Call& call) const {
-  const std::int64_t slot =
-      group_.slot_bytes() / static_cast<std::int64_t>(item_size(call.dtype));
-  const bool one_slot = call.collective == Collective::kReduceScatter ||
-                        call.collective == Collective::kAllToAll;
+  const std::int64_t slot = group_.slot_bytes() / static_cast<std::int64_t>(item_size(call.dtype));
+  const bool one_slot =
+      call.collective == Collective::kReduceScatter || call.collective == Collective::kAllToAll;
   return one_slot ? slot : slot * group_.size();
 }
 
@@ -247,7 +247,8 @@ void DirectPath::staged(const Call& call, int first_half, bool stages) {
   }
   Block previous;
   for (;;) {
-    // Here every rank has staged `block`, reduced `previous` and copied out the one before.
+    // Here every rank has staged `block`, reduced `previous` and copied out the
+    // one before.
     consume(call, block);
     if (two_phases(call) && previous.count > 0) finish(call, previous);
     const std::int64_t next_first = block.first + block.count;
@@ -275,7 +276,7 @@ void DirectPath::stage(const Call& call, const Block& block) {
         if (owner == rank) continue;
         const Range part = chunk_of(block.count, size, owner, granule_of(call));
         publish(call, group_.slot(rank, block.half, owner),
-             at(call, call.input, block.first + part.offset), part.count);
+                at(call, call.input, block.first + part.offset), part.count);
       }
       return;
     case Collective::kReduceScatter:
@@ -283,28 +284,28 @@ void DirectPath::stage(const Call& call, const Block& block) {
       for (int owner = 0; owner < size; ++owner) {
         if (owner == rank) continue;
         publish(call, group_.slot(rank, block.half, owner),
-             at(call, call.input, owner * call.count + block.first),
-             call.clipped(owner, block.first, block.count));
+                at(call, call.input, owner * call.count + block.first),
+                call.clipped(owner, block.first, block.count));
       }
       return;
     case Collective::kAllGather:
     case Collective::kBroadcast:
       publish(call, group_.slot(rank, block.half, 0), at(call, call.input, block.first),
-           call.clipped(rank, block.first, block.count));
+              call.clipped(rank, block.first, block.count));
       return;
     case Collective::kBarrier:
       return;
   }
 }
 
-// Where peer's elements are: in its own array if that can be read (at `offset`), else in the slot
-// that it filled for this rank.
+// Where peer's elements are: in its own array if that can be read (at
+// `offset`), else in the slot that it filled for this rank.
 const char* DirectPath::staged_source(const Call& call, const Block& block, int peer,
                                       std::int64_t offset) {
   const char* input = inputs_[static_cast<std::size_t>(peer)];
   if (input != nullptr) return at(call, input, offset);
-  const bool shared_slot = call.collective == Collective::kAllGather ||
-                           call.collective == Collective::kBroadcast;
+  const bool shared_slot =
+      call.collective == Collective::kAllGather || call.collective == Collective::kBroadcast;
   return group_.slot(peer, block.half, shared_slot ? 0 : group_.rank());
 }
 

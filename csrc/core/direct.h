@@ -1,13 +1,20 @@
-// The direct path: collectives of ranks that share a node, through each other's memory.
+// The direct path: collectives of ranks that share a node, through each other's
+// memory.
 //
 // Three ways, by size and kind of memory:
-//   one shot   small arrays. Every rank copies its input to its mailbox, all meet once, and every
-//              rank works on all the mailboxes: one sync point, P n bytes read by each rank.
-//   zero copy  registered arrays. In all_reduce rank r loads chunk r of all inputs, reduces it in
-//              registers and stores it to all outputs: 2n bytes of memory traffic a rank, the
-//              lower bound, and safe in place, since a chunk has one owner.
-//   staged     plain arrays. Blocks go through staging slots that stay in cache, one sync point a
-//              block: while block k is reduced, block k + 1 is staged and block k - 1 copied out.
+//   one shot   small arrays. Every rank copies its input to its mailbox, all
+//   meet once, and every
+//              rank works on all the mailboxes: one sync point, P n bytes read
+//              by each rank.
+//   zero copy  registered arrays. In all_reduce rank r loads chunk r of all
+//   inputs, reduces it in
+//              registers and stores it to all outputs: 2n bytes of memory
+//              traffic a rank, the lower bound, and safe in place, since a
+//              chunk has one owner.
+//   staged     plain arrays. Blocks go through staging slots that stay in
+//   cache, one sync point a
+//              block: while block k is reduced, block k + 1 is staged and block
+//              k - 1 copied out.
 // Reductions run in rank order on every way, so all give the same bits.
 #pragma once
 
@@ -30,11 +37,12 @@ class DirectPath {
 
   // Before the entry sync point: puts the first data where peers will find it.
   Plan prepare(const Call& call, bool input_registered);
-  // After it, when all ranks agree on the call. The arrays are the caller's again on return.
+  // After it, when all ranks agree on the call. The arrays are the caller's
+  // again on return.
   void execute(const Call& call, const Plan& plan);
-  // A phase of a larger collective: reduce_scatter or all_gather, after the entry of the whole.
-  // The input is the entry's (peers may read it if it is registered), or memory that only this
-  // rank can read.
+  // A phase of a larger collective: reduce_scatter or all_gather, after the
+  // entry of the whole. The input is the entry's (peers may read it if it is
+  // registered), or memory that only this rank can read.
   void execute_inner(const Call& call, bool input_is_entry_input);
 
  private:

@@ -24,7 +24,8 @@ bool Operation::wait(double seconds) {
   const bool limited = seconds >= 0;
   const Deadline deadline(limited ? seconds : 0);
   while (!done()) {
-    // Short naps, so that Ctrl-C reaches a rank that waits for its own progress thread.
+    // Short naps, so that Ctrl-C reaches a rank that waits for its own progress
+    // thread.
     changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return done(); });
     if (done()) break;
     if (limited && deadline.passed()) return false;
@@ -101,7 +102,8 @@ void Engine::perform(Operation& operation) {
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    // After an error MPI may still read a send buffer: its owner is kept for ever.
+    // After an error MPI may still read a send buffer: its owner is kept for
+    // ever.
     if (!error) {
       released_.insert(released_.end(), operation.owners.begin(), operation.owners.end());
     }

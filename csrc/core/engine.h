@@ -1,4 +1,5 @@
-// Asynchronous collectives: a queue and a progress thread for each communicator.
+// Asynchronous collectives: a queue and a progress thread for each
+// communicator.
 #pragma once
 
 #include <atomic>
@@ -22,10 +23,12 @@ class Operation {
   Call& call() { return call_; }
   bool done() const { return done_.load(std::memory_order_acquire); }
   void complete(std::exception_ptr error);
-  // False when `seconds` passed first; negative means no limit. Rethrows the collective's error.
+  // False when `seconds` passed first; negative means no limit. Rethrows the
+  // collective's error.
   bool wait(double seconds);
 
-  // What must live until the collective is done. Opaque here: the binding keeps Python objects.
+  // What must live until the collective is done. Opaque here: the binding keeps
+  // Python objects.
   std::vector<void*> owners;
 
  private:
@@ -49,7 +52,8 @@ class Engine {
   // Runs the call now, on the calling thread.
   std::shared_ptr<Operation> run_inline(const Call& call, std::vector<void*> owners);
   bool idle() const { return pending_.load(std::memory_order_acquire) == 0; }
-  // Owners of operations that are done, for the caller to release (with the GIL).
+  // Owners of operations that are done, for the caller to release (with the
+  // GIL).
   std::vector<void*> take_released();
   // Waits for what is queued and ends the thread.
   void stop();

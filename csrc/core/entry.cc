@@ -1,10 +1,13 @@
-// The entry of every collective: the ranks meet, and find out whether they mean the same call.
+// The entry of every collective: the ranks meet, and find out whether they mean
+// the same call.
 //
-// Inside a group the meeting is one sync point in shared memory. Between groups the leaders (the
-// first rank of each) exchange their fingerprints by dissemination: in round k leader g sends to
-// g + 2^k and receives from g - 2^k, so that after ceil(log2 G) rounds each has heard, directly or
-// not, from all (Hensgen, Finkel, Manber: Two algorithms for barrier synchronization, 1988, 3.1).
-// Whoever hears a fingerprint other than its own, or of one that did, disagrees; that spreads.
+// Inside a group the meeting is one sync point in shared memory. Between groups
+// the leaders (the first rank of each) exchange their fingerprints by
+// dissemination: in round k leader g sends to g + 2^k and receives from g -
+// 2^k, so that after ceil(log2 G) rounds each has heard, directly or not, from
+// all (Hensgen, Finkel, Manber: Two algorithms for barrier synchronization,
+// 1988, 3.1). Whoever hears a fingerprint other than its own, or of one that
+// did, disagrees; that spreads.
 
 #include <algorithm>
 #include <map>
@@ -95,8 +98,8 @@ bool Context::leaders_agree(bool mine, std::uint64_t fingerprint, double timeout
           MPI_Wait(&requests[0], MPI_STATUS_IGNORE);
         }
         if (requests[1] != MPI_REQUEST_NULL) MPI_Request_free(&requests[1]);
-        // Silence in this round means that the sender, or one that it waits for, is missing: those
-        // 2^k leaders and their nodes' ranks.
+        // Silence in this round means that the sender, or one that it waits
+        // for, is missing: those 2^k leaders and their nodes' ranks.
         std::vector<int> suspects;
         for (int back = distance; back < 2 * distance && back < num_groups_; ++back) {
           const int group = (group_index_ - back + num_groups_) % num_groups_;
@@ -125,8 +128,8 @@ std::vector<Fingerprint> Context::gather_details(const Fingerprint& detail, doub
     return details;
   }
   MPI_Request request = MPI_REQUEST_NULL;
-  MPIDP_MPI_CHECK(MPI_Iallgather(&detail, sizeof(detail), MPI_BYTE, details.data(),
-                                 sizeof(detail), MPI_BYTE, comm_, &request));
+  MPIDP_MPI_CHECK(MPI_Iallgather(&detail, sizeof(detail), MPI_BYTE, details.data(), sizeof(detail),
+                                 MPI_BYTE, comm_, &request));
   wait_request(request, timeout, policy_);
   return details;
 }
@@ -138,7 +141,8 @@ void Context::throw_mismatch(const Call& call, const Fingerprint& detail) {
   for (int rank = 0; rank < world_size_; ++rank) {
     rows[row_of(details[static_cast<std::size_t>(rank)])].push_back(rank);
   }
-  // The odd ones out are those that differ from the largest group (the first of them, in a tie).
+  // The odd ones out are those that differ from the largest group (the first of
+  // them, in a tie).
   const auto largest = std::max_element(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
     return std::make_tuple(a.second.size(), -a.second.front()) <
            std::make_tuple(b.second.size(), -b.second.front());
@@ -146,15 +150,17 @@ void Context::throw_mismatch(const Call& call, const Fingerprint& detail) {
   std::vector<std::pair<int, std::string>> lines;
   std::vector<int> odd;
   for (const auto& [row, ranks] : rows) {
-    lines.emplace_back(ranks.front(),
-                       (ranks.size() == 1 ? "\n  rank " : "\n  ranks ") + ranges_of(ranks) + ": " + row);
+    lines.emplace_back(ranks.front(), (ranks.size() == 1 ? "\n  rank " : "\n  ranks ") +
+                                          ranges_of(ranks) + ": " + row);
     if (&row != &largest->first) odd.insert(odd.end(), ranks.begin(), ranks.end());
   }
   std::sort(lines.begin(), lines.end());
   std::sort(odd.begin(), odd.end());
   std::string text = "the ranks disagree on collective #" + std::to_string(sequence_) + ":";
   for (const auto& line : lines) text += line.second;
-  text += "\nMake every rank call the same collective with the same count, dtype, op and root.";
+  text +=
+      "\nMake every rank call the same collective with the same count, "
+      "dtype, op and root.";
   throw Error(ErrorKind::kMismatch, text, odd);
 }
 

@@ -9,8 +9,8 @@
 namespace mpidp {
 namespace {
 
-// Steps looked at together. Enough for four segments in flight each way in a ring, whose segment
-// is a send and a receive.
+// Steps looked at together. Enough for four segments in flight each way in a
+// ring, whose segment is a send and a receive.
 constexpr std::size_t kWindow = 16;
 // Memory for messages that were received but not reduced yet.
 constexpr std::int64_t kTemporaryBytes = std::int64_t{8} << 20;
@@ -39,7 +39,8 @@ void Executor::abandon() {
 char* Executor::address(BufferId buffer, std::int64_t offset, const Call& call) {
   switch (buffer) {
     case BufferId::kInput:
-      // Never written through: the schedules promise it, the simulation proves it.
+      // Never written through: the schedules promise it, the simulation proves
+      // it.
       return const_cast<char*>(static_cast<const char*>(call.input)) + call.bytes_of(offset);
     case BufferId::kOutput:
       return static_cast<char*>(call.output) + call.bytes_of(offset);
@@ -113,26 +114,26 @@ int Executor::acquire_temporary(std::int64_t nbytes) {
 bool Executor::advance(std::size_t index, const Call& call) {
   Active& active = window_[index];
   const Step& step = *active.step;
-  const int peer = step.peer < 0 || peers_.empty() ? step.peer
-                                                   : peers_[static_cast<std::size_t>(step.peer)];
+  const int peer =
+      step.peer < 0 || peers_.empty() ? step.peer : peers_[static_cast<std::size_t>(step.peer)];
   const std::int64_t nbytes = call.bytes_of(step.count);
   switch (step.kind) {
     case StepKind::kSend:
     case StepKind::kReceive:
       if (!active.posted) {
         if (blocked(index)) return false;
-        active.handle =
-            step.kind == StepKind::kSend
-                ? transport_.send(active.reads.begin, nbytes, peer, active.tag)
-                : transport_.receive(const_cast<char*>(active.writes.begin), nbytes, peer,
-                                     active.tag);
+        active.handle = step.kind == StepKind::kSend
+                            ? transport_.send(active.reads.begin, nbytes, peer, active.tag)
+                            : transport_.receive(const_cast<char*>(active.writes.begin), nbytes,
+                                                 peer, active.tag);
         active.posted = true;
       }
       active.done = transport_.test(active.handle);
       return active.done;
     case StepKind::kReceiveReduce:
       if (!active.posted) {
-        // The message lands in a temporary, so it may come before the destination is free.
+        // The message lands in a temporary, so it may come before the destination
+        // is free.
         active.temporary = acquire_temporary(nbytes);
         if (active.temporary < 0) return false;
         active.handle = transport_.receive(
@@ -161,8 +162,7 @@ bool Executor::advance(std::size_t index, const Call& call) {
 }
 
 void Executor::reduce_received(const Active& active, const Call& call) {
-  const void* received =
-      temporaries_[static_cast<std::size_t>(active.temporary)].bytes.data();
+  const void* received = temporaries_[static_cast<std::size_t>(active.temporary)].bytes.data();
   const void* sources[2] = {active.reads.begin, received};
   if (active.step->received_first != 0) std::swap(sources[0], sources[1]);
   void* destination = const_cast<char*>(active.writes.begin);
@@ -205,7 +205,8 @@ void Executor::run(const Schedule& schedule, int rank, int world_size, const Cal
   world_size_ = world_size;
   std::int64_t longest = 1;
   for (const Step& step : schedule.steps) {
-    if (step.kind == StepKind::kReceiveReduce) longest = std::max(longest, call.bytes_of(step.count));
+    if (step.kind == StepKind::kReceiveReduce)
+      longest = std::max(longest, call.bytes_of(step.count));
   }
   temporary_limit_ =
       std::clamp<std::int64_t>(kTemporaryBytes / longest, kMinTemporaries, kMaxTemporaries);
@@ -232,7 +233,8 @@ void Executor::run(const Schedule& schedule, int rank, int world_size, const Cal
       idle_rounds = 0;
       continue;
     }
-    // MPI moves data only while somebody calls it, so an idle rank polls, ever more slowly.
+    // MPI moves data only while somebody calls it, so an idle rank polls, ever
+    // more slowly.
     if (idle_rounds == 0) idle_since = now_us();
     if (idle_rounds++ < policy.spins / kPausesPerPoll) continue;
     if (now_us() - idle_since < kYieldUs) {

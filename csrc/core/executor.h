@@ -1,8 +1,8 @@
 // Runs a schedule over a transport.
 //
-// Steps go in program order, but a step waits only for earlier steps that touch the same memory
-// with at least one of the two writing. So segments pipeline by themselves: while one is reduced,
-// the next is on the wire.
+// Steps go in program order, but a step waits only for earlier steps that touch
+// the same memory with at least one of the two writing. So segments pipeline by
+// themselves: while one is reduced, the next is on the wire.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,12 @@ namespace mpidp {
 
 class Executor {
  public:
-  // `peers` maps the schedule's ranks to the transport's; empty means they are the same.
+  // `peers` maps the schedule's ranks to the transport's; empty means they are
+  // the same.
   Executor(Transport& transport, std::vector<int> peers);
 
-  // Throws CollectiveTimeoutError naming the peers whose messages are outstanding.
+  // Throws CollectiveTimeoutError naming the peers whose messages are
+  // outstanding.
   void run(const Schedule& schedule, int rank, int world_size, const Call& call,
            const WaitPolicy& policy);
   // After an error: gives up on what is in flight.

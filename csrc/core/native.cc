@@ -21,17 +21,17 @@ using MpiCount = int;
 
 MpiCount mpi_count(std::int64_t count) {
   if (count > static_cast<std::int64_t>(std::numeric_limits<MpiCount>::max())) {
-    throw Error(ErrorKind::kInvalidValue,
-                "algorithm \"mpi\" cannot send " + std::to_string(count) +
-                    " elements through this MPI (it has int counts): use algorithm=\"ring\"");
+    throw Error(ErrorKind::kInvalidValue, "algorithm \"mpi\" cannot send " + std::to_string(count) +
+                                              " elements through this MPI (it has int counts): use "
+                                              "algorithm=\"ring\"");
   }
   return static_cast<MpiCount>(count);
 }
 
 template <DType dtype, Op op>
-void combine(void* in, void* inout, int* count, MPI_Datatype*) {
-  const void* sources[2] = {in, inout};
-  void* destinations[1] = {inout};
+void combine(void* in, void* in_and_out, int* count, MPI_Datatype*) {
+  const void* sources[2] = {in, in_and_out};
+  void* destinations[1] = {in_and_out};
   ReduceArgs args;
   args.sources = sources;
   args.num_sources = 2;
@@ -197,8 +197,8 @@ void NativeCollectives::run(const Call& call, int rank, int world_size, const Wa
       break;
     }
     case Collective::kBroadcast:
-      MPIDP_MPI_CHECK(MPIDP_LARGE(MPI_Ibcast)(call.output, count, how.type, call.root, comm_,
-                                              &request));
+      MPIDP_MPI_CHECK(
+          MPIDP_LARGE(MPI_Ibcast)(call.output, count, how.type, call.root, comm_, &request));
       break;
     case Collective::kAllToAll:
       MPIDP_MPI_CHECK(MPIDP_LARGE(MPI_Ialltoall)(call.input, count, how.type, call.output, count,

@@ -8,10 +8,11 @@
 
 namespace mpidp {
 
-// Runs the call by the non-blocking form of MPI's collective, polled so that the deadline holds.
-// The caller has applied the scale. float16 and bfloat16, which MPI lacks, and min and max of
-// floating types, whose NaNs MPI leaves open, use this library's kernels as MPI operators.
-// Throws InvalidArgumentError where an MPI before version 4 cannot express the count.
+// Runs the call by the non-blocking form of MPI's collective, polled so that
+// the deadline holds. The caller has applied the scale. float16 and bfloat16,
+// which MPI lacks, and min and max of floating types, whose NaNs MPI leaves
+// open, use this library's kernels as MPI operators. Throws
+// InvalidArgumentError where an MPI before version 4 cannot express the count.
 class NativeCollectives {
  public:
   explicit NativeCollectives(MPI_Comm comm);
@@ -33,7 +34,8 @@ class NativeCollectives {
   MPI_Op custom_[kNumDTypes][kNumOps];
 };
 
-// Polls until the request is complete. Throws CollectiveTimeoutError after `timeout` seconds.
+// Polls until the request is complete. Throws CollectiveTimeoutError after
+// `timeout` seconds.
 void wait_request(MPI_Request& request, double timeout, const WaitPolicy& policy);
 
 }  // namespace mpidp

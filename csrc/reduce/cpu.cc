@@ -1,5 +1,5 @@
-// Checks the arguments of a reduction, takes the copies out of it, and hands the rest to the
-// kernels of the instruction set in force.
+// Checks the arguments of a reduction, takes the copies out of it, and hands
+// the rest to the kernels of the instruction set in force.
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -40,7 +40,9 @@ void check(const ReduceArgs& args) {
   }
   const std::string dtype = name_of(args.dtype);
   if (args.op == Op::kMean) {
-    refuse("reduce: mean is not a kernel operator; use sum with the number of terms as divisor");
+    refuse(
+        "reduce: mean is not a kernel operator; use sum with the number of "
+        "terms as divisor");
   }
   if (is_complex(args.dtype) && (args.op == Op::kMin || args.op == Op::kMax)) {
     refuse(std::string("reduce: ") + name_of(args.op) + " is not defined for " + dtype +
@@ -52,15 +54,16 @@ void check(const ReduceArgs& args) {
   }
 }
 
-// A single term that nothing is done to. bool is not one: its output is normalised.
+// A single term that nothing is done to. bool is not one: its output is
+// normalised.
 bool is_plain_copy(const ReduceArgs& args) {
   return args.num_sources == 1 && args.divisor == 1.0 && args.dtype != DType::kBool &&
          (args.scales == nullptr || args.scales[0] == 1.0);
 }
 
 void copy_to_all(const ReduceArgs& args) {
-  // With several destinations the source is read from memory once: a piece stays in L1 between
-  // one destination and the next.
+  // With several destinations the source is read from memory once: a piece
+  // stays in L1 between one destination and the next.
   constexpr std::int64_t kPieceBytes = 8192;
   const auto* source = static_cast<const unsigned char*>(args.sources[0]);
   const std::int64_t nbytes = args.count * static_cast<std::int64_t>(item_size(args.dtype));
@@ -92,7 +95,8 @@ namespace {
 
 constexpr std::int64_t kLine = 64;
 
-// Whole lines of [from, from + nbytes) to `to`; returns the bytes that it copied.
+// Whole lines of [from, from + nbytes) to `to`; returns the bytes that it
+// copied.
 template <bool streaming>
 std::int64_t copy_lines(char* to, const char* from, std::int64_t nbytes) {
   std::int64_t at = 0;
@@ -123,9 +127,10 @@ void copy_bytes(void* destination, const void* source, std::int64_t nbytes) {
   const char* from = static_cast<const char*>(source);
   std::int64_t done = 0;
 #if defined(__SSE2__)
-  // Not memcpy: the C library uses "rep movsb" for these sizes, which on AMD Zen 3 was measured at
-  // a tenth of the speed of a plain loop (64 KiB in 35 us) when source and destination have nearly
-  // equal offsets in their pages, as a slot and an array often do.
+  // Not memcpy: the C library uses "rep movsb" for these sizes, which on AMD
+  // Zen 3 was measured at a tenth of the speed of a plain loop (64 KiB in 35
+  // us) when source and destination have nearly equal offsets in their pages,
+  // as a slot and an array often do.
   done = copy_lines<false>(to, from, nbytes);
 #endif
   std::memcpy(to + done, from + done, static_cast<std::size_t>(nbytes - done));
@@ -146,16 +151,15 @@ void copy_bytes_streaming(void* destination, const void* source, std::int64_t nb
   std::memcpy(to, from, static_cast<std::size_t>(head));
   const std::int64_t done = head + copy_lines<true>(to + head, from + head, nbytes - head);
   std::memcpy(to + done, from + done, static_cast<std::size_t>(nbytes - done));
-  // Streaming stores are weakly ordered: a flag stored after them must not overtake them.
+  // Streaming stores are weakly ordered: a flag stored after them must not
+  // overtake them.
   _mm_sfence();
 #else
   copy_bytes(destination, source, nbytes);
 #endif
 }
 
-const char* instruction_set() {
-  return active_kernels().load(std::memory_order_acquire)->name;
-}
+const char* instruction_set() { return active_kernels().load(std::memory_order_acquire)->name; }
 
 bool set_instruction_set(const char* name) {
   for (const CpuKernels* kernels :

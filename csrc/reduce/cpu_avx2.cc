@@ -33,8 +33,9 @@ const CpuKernels* avx2_kernels() {
 
 }  // namespace mpidp
 
-// Everything above runs on any CPU; everything below needs the instruction set. GCC's pragma stays
-// open because templates are instantiated at the end of the file.
+// Everything above runs on any CPU; everything below needs the instruction set.
+// GCC's pragma stays open because templates are instantiated at the end of the
+// file.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
 #else

@@ -1,4 +1,5 @@
-// The kernels for x86-64 CPUs with AVX-512 (F, BW, DQ and VL: every one since Skylake-SP).
+// The kernels for x86-64 CPUs with AVX-512 (F, BW, DQ and VL: every one since
+// Skylake-SP).
 #include "reduce/cpu_kernels.h"
 
 #if defined(__x86_64__)
@@ -22,8 +23,8 @@ const CpuKernels* avx512_kernels() {
 
 }  // namespace mpidp
 
-// As in cpu_avx2.cc. AVX-512F brings half conversion and fused multiply-add of its own; cpu_body.h
-// keeps the latter out.
+// As in cpu_avx2.cc. AVX-512F brings half conversion and fused multiply-add of
+// its own; cpu_body.h keeps the latter out.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), \
                              apply_to = function)

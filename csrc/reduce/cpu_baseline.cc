@@ -1,4 +1,5 @@
-// The kernels with nothing assumed beyond what the compiler targets (SSE2 on x86-64).
+// The kernels with nothing assumed beyond what the compiler targets (SSE2 on
+// x86-64).
 #include "reduce/cpu_kernels.h"
 
 #define MPIDP_KERNELS_NAMESPACE baseline

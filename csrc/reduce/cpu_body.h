@@ -1,14 +1,17 @@
-// The kernels, written once over compiler vectors and built once per instruction set.
+// The kernels, written once over compiler vectors and built once per
+// instruction set.
 //
-// The including file sets MPIDP_KERNELS_NAMESPACE, MPIDP_VECTOR_BYTES and, to have float16 converted
-// by the CPU, MPIDP_KERNELS_<NAME>; it opens its target pragma first. Nothing here may call an
-// inline function of the standard library: the linker could keep this file's copy of it, with this
-// file's instructions, for the whole program.
+// The including file sets MPIDP_KERNELS_NAMESPACE, MPIDP_VECTOR_BYTES and, to
+// have float16 converted by the CPU, MPIDP_KERNELS_<NAME>; it opens its target
+// pragma first. Nothing here may call an inline function of the standard
+// library: the linker could keep this file's copy of it, with this file's
+// instructions, for the whole program.
 //
-// A kernel walks its range in blocks of a few vectors. Each block is accumulated in registers over
-// all sources and stored to all destinations, so every byte is loaded and stored once. The last,
-// partial vector goes through a zero-filled buffer and the same vector operations: no element's
-// result depends on where it lies.
+// A kernel walks its range in blocks of a few vectors. Each block is
+// accumulated in registers over all sources and stored to all destinations, so
+// every byte is loaded and stored once. The last, partial vector goes through a
+// zero-filled buffer and the same vector operations: no element's result
+// depends on where it lies.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +27,8 @@ void reduce(const ReduceArgs& args);
 
 namespace {
 
-// Division by a power of two is exact multiplication by its reciprocal: same bits, a tenth of the
-// time.
+// Division by a power of two is exact multiplication by its reciprocal: same
+// bits, a tenth of the time.
 enum class Finish { kNone, kMultiply, kDivide };
 
 template <class E>
@@ -82,7 +85,8 @@ MPIDP_INLINE void reduce_block(const Plan<E>& plan, std::int64_t offset) {
     const unsigned char* source = source_at(plan, s, offset);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      acc[v] = E::template combine<O>(acc[v], load_term<E, kScaled>(plan, s, source + v * E::kBytes));
+      acc[v] =
+          E::template combine<O>(acc[v], load_term<E, kScaled>(plan, s, source + v * E::kBytes));
     }
   }
 #pragma GCC unroll 8
@@ -165,7 +169,8 @@ void reduce_complex(const ReduceArgs& args) {
   reduce_as<Part, Sum>(args, 2 * args.count);
 }
 
-// Sums and products wrap, which in two's complement is the same for signed and unsigned.
+// Sums and products wrap, which in two's complement is the same for signed and
+// unsigned.
 template <class T, class Unsigned>
 void reduce_integer(const ReduceArgs& args) {
   switch (args.op) {

@@ -1,9 +1,11 @@
-// How each dtype is loaded, combined and stored, in vectors. Part of cpu_body.h: see there for the
-// rules, above all that no inline function of the standard library is called.
+// How each dtype is loaded, combined and stored, in vectors. Part of
+// cpu_body.h: see there for the rules, above all that no inline function of the
+// standard library is called.
 //
-// An element class E has: Acc, the accumulator of one vector of elements; Scalar, what scales and
-// divisors are rounded to; kItemBytes of one element and kBytes of one vector in memory; kVectors,
-// the vectors of a block; kReal, whether scales and divisors apply; load, store, combine, scale, divide.
+// An element class E has: Acc, the accumulator of one vector of elements;
+// Scalar, what scales and divisors are rounded to; kItemBytes of one element
+// and kBytes of one vector in memory; kVectors, the vectors of a block; kReal,
+// whether scales and divisors apply; load, store, combine, scale, divide.
 #pragma once
 
 #include <cstdint>
@@ -56,9 +58,10 @@ struct Or {
   }
 };
 
-// IEEE 754-2019 minimum and maximum: NaN if either is NaN, and -0 < +0, so that neither the order
-// of the terms nor the algorithm shows in the bits. Equal values differ at most in the sign of a
-// zero: OR of their bits has the sign of the smaller, AND that of the larger.
+// IEEE 754-2019 minimum and maximum: NaN if either is NaN, and -0 < +0, so that
+// neither the order of the terms nor the algorithm shows in the bits. Equal
+// values differ at most in the sign of a zero: OR of their bits has the sign of
+// the smaller, AND that of the larger.
 struct FloatMin {
   template <class A>
   static MPIDP_INLINE A combine(A a, A b) {
@@ -124,7 +127,8 @@ struct Floating : Arithmetic<T> {
   static MPIDP_INLINE void store(unsigned char* to, Acc acc) { store_vector(to, acc); }
 };
 
-// 16-bit elements in float32 accumulators, two vectors of them to a vector in memory.
+// 16-bit elements in float32 accumulators, two vectors of them to a vector in
+// memory.
 struct Paired {
   using Acc = Pair;
   using Scalar = float;
@@ -177,8 +181,8 @@ struct Float16 : Paired {
 };
 #endif
 
-// One complex number: only products come here, one element at a time. Products of infinities are
-// NumPy's, the plain formula, and not those of C's Annex G.
+// One complex number: only products come here, one element at a time. Products
+// of infinities are NumPy's, the plain formula, and not those of C's Annex G.
 template <class T>
 struct Complex {
   struct Acc {
@@ -208,8 +212,8 @@ struct Complex {
   }
 };
 
-// True for powers of two whose reciprocal is a normal number: a zero mantissa, and an exponent
-// away from both ends.
+// True for powers of two whose reciprocal is a normal number: a zero mantissa,
+// and an exponent away from both ends.
 MPIDP_INLINE bool has_exact_reciprocal(float value) {
   const auto bits = bits_of<std::uint32_t>(value);
   const std::uint32_t exponent = (bits >> 23) & 0xffu;

@@ -1,4 +1,5 @@
-// What one instruction set offers: the seam between the dispatcher and the builds of the kernels.
+// What one instruction set offers: the seam between the dispatcher and the
+// builds of the kernels.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,13 @@ namespace mpidp {
 
 struct CpuKernels {
   const char* name;
-  // Takes arguments that reduce() has checked: count > 0, an op that the dtype has.
+  // Takes arguments that reduce() has checked: count > 0, an op that the dtype
+  // has.
   void (*reduce)(const ReduceArgs& args);
 };
 
-// Each is null where the build's architecture lacks it or where this CPU cannot run it.
+// Each is null where the build's architecture lacks it or where this CPU cannot
+// run it.
 const CpuKernels* baseline_kernels();
 const CpuKernels* avx2_kernels();
 const CpuKernels* avx512_kernels();

@@ -1,4 +1,5 @@
-// The kernels for 64-bit Arm, where NEON and half conversion are part of the architecture.
+// The kernels for 64-bit Arm, where NEON and half conversion are part of the
+// architecture.
 #include "reduce/cpu_kernels.h"
 
 #if defined(__aarch64__)

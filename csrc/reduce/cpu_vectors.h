@@ -1,5 +1,6 @@
-// Compiler vectors and the conversions of 16-bit floats, for cpu_elements.h. Part of cpu_body.h: see
-// there for the rules, above all that no inline function of the standard library is called.
+// Compiler vectors and the conversions of 16-bit floats, for cpu_elements.h.
+// Part of cpu_body.h: see there for the rules, above all that no inline
+// function of the standard library is called.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +30,8 @@ using Words = Vector<std::uint32_t>;
 using Ints = Vector<std::int32_t>;
 using Halves = typename VectorOf<std::uint16_t, kFloatLanes>::Type;  // half a vector
 
-// The builtin, because memcpy could be fortified into an inline function. Lengths that are
-// constants become one move, whatever the alignment.
+// The builtin, because memcpy could be fortified into an inline function.
+// Lengths that are constants become one move, whatever the alignment.
 template <class V>
 MPIDP_INLINE V load_vector(const unsigned char* from) {
   V value;
@@ -55,8 +56,9 @@ MPIDP_INLINE To bits_of(From value) {
   return result;
 }
 
-// A product that passes through here cannot be contracted with a following sum into a fused
-// multiply-add, which rounds once where the other builds round twice. Costs no instruction.
+// A product that passes through here cannot be contracted with a following sum
+// into a fused multiply-add, which rounds once where the other builds round
+// twice. Costs no instruction.
 template <class V>
 MPIDP_INLINE V rounded(V product) {
 #if defined(__AVX512F__)
@@ -71,16 +73,18 @@ MPIDP_INLINE V rounded(V product) {
   return product;
 }
 
-// The two 16-bit halves of every 32-bit lane, each widened to a vector of its own: no lane crosses
-// another, so taking a vector of 16-bit elements apart costs one shift and one mask, on any CPU.
+// The two 16-bit halves of every 32-bit lane, each widened to a vector of its
+// own: no lane crosses another, so taking a vector of 16-bit elements apart
+// costs one shift and one mask, on any CPU.
 struct Pair {
   Vector<float> low;   // the elements at even places in memory
   Vector<float> high;  // those at odd places
 };
 
-// bfloat16 is the upper half of a float32. Both functions work on the upper half of each lane;
-// nearest_bfloat16 leaves rubbish in the lower. Rounded to nearest even by adding just under half
-// of the last place kept, and the rest when that place is odd; a NaN is cut instead, made quiet.
+// bfloat16 is the upper half of a float32. Both functions work on the upper
+// half of each lane; nearest_bfloat16 leaves rubbish in the lower. Rounded to
+// nearest even by adding just under half of the last place kept, and the rest
+// when that place is odd; a NaN is cut instead, made quiet.
 MPIDP_INLINE Words nearest_bfloat16(Vector<float> values) {
   const Words bits = bits_of<Words>(values);
   const Words nearest = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -105,7 +109,8 @@ MPIDP_INLINE Halves narrow_float16(Vector<float> values) {
 
 #elif defined(MPIDP_KERNELS_AVX512)
 
-// The zero-masked forms, since GCC 12 warns of an uninitialised value inside the plain ones.
+// The zero-masked forms, since GCC 12 warns of an uninitialised value inside
+// the plain ones.
 #define MPIDP_HARDWARE_FLOAT16 1
 MPIDP_INLINE Vector<float> widen_float16(Halves halves) {
   return bits_of<Vector<float>>(_mm512_maskz_cvtph_ps(0xffff, bits_of<__m256i>(halves)));
@@ -127,14 +132,16 @@ MPIDP_INLINE Halves narrow_float16(Vector<float> values) {
 
 #else
 
-// float16 in integers, with the bits that the x86 and Arm instructions give: nearest even,
-// subnormals kept, NaN made quiet with the top of its payload. Signed lanes, because SSE2 compares
-// no others; every magnitude is positive. `half` has its upper 16 bits clear.
+// float16 in integers, with the bits that the x86 and Arm instructions give:
+// nearest even, subnormals kept, NaN made quiet with the top of its payload.
+// Signed lanes, because SSE2 compares no others; every magnitude is positive.
+// `half` has its upper 16 bits clear.
 MPIDP_INLINE Vector<float> widen_float16(Words half) {
   const Ints magnitude = bits_of<Ints>(half & 0x7fffu);
   const Words sign = (half & 0x8000u) << 16;
-  // Float32 has the same fields, 13 mantissa bits longer, with an exponent biased by 112 more; the
-  // topmost exponent, of infinity and NaN, moves by as much again.
+  // Float32 has the same fields, 13 mantissa bits longer, with an exponent
+  // biased by 112 more; the topmost exponent, of infinity and NaN, moves by as
+  // much again.
   const Ints shifted = (magnitude << 13) + 0x38000000;
   const Ints bias = (magnitude > 0x7bff) & 0x38000000;
   const Ints quiet = (magnitude > 0x7c00) & 0x00400000;
@@ -147,12 +154,14 @@ MPIDP_INLINE Vector<float> widen_float16(Words half) {
 MPIDP_INLINE Words narrow_float16(Vector<float> values) {
   const Ints magnitude = bits_of<Ints>(values) & 0x7fffffff;
   const Words sign = (bits_of<Words>(values) >> 16) & 0x8000u;
-  // Rounded as bfloat16 is. A carry out of the mantissa moves the exponent up, at the end to
-  // infinity. What is too large is first cut to a value that rounds to infinity.
+  // Rounded as bfloat16 is. A carry out of the mantissa moves the exponent up,
+  // at the end to infinity. What is too large is first cut to a value that
+  // rounds to infinity.
   const Ints capped = magnitude > 0x47800000 ? Ints{} + 0x47800000 : magnitude;
   const Ints normal = (capped - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-  // Below the normal numbers: in 0.5 + x the last place is 2^-24, so that the sum rounds x to a
-  // whole number of float16's smallest steps, nearest even, and its mantissa is that number.
+  // Below the normal numbers: in 0.5 + x the last place is 2^-24, so that the
+  // sum rounds x to a whole number of float16's smallest steps, nearest even,
+  // and its mantissa is that number.
   const Ints subnormal = bits_of<Ints>(bits_of<Vector<float>>(capped) + 0.5f) - 0x3f000000;
   const Ints nan = ((magnitude >> 13) & 0x3ff) | 0x7e00;
   const Ints half = magnitude < 0x38800000 ? subnormal : normal;

@@ -1,17 +1,22 @@
-// Binomial tree: broadcast and reduce for short arrays. Registered as "recursive_doubling": the
-// number of ranks that hold the data (broadcast) doubles in every round.
+// Binomial tree: broadcast and reduce for short arrays. Registered as
+// "recursive_doubling": the number of ranks that hold the data (broadcast)
+// doubles in every round.
 //
-// Ranks are counted from the root: v = rank - root (mod P). The parent of v is v with its lowest
-// set bit cleared; the children of v are v + 2^i for all 2^i below that bit (for the root: all
-// powers below P), as far as they exist. Broadcast goes down the tree, largest child first, as its
-// subtree is the deepest. Reduce goes up, smallest child first, as it is ready first.
+// Ranks are counted from the root: v = rank - root (mod P). The parent of v is
+// v with its lowest set bit cleared; the children of v are v + 2^i for all 2^i
+// below that bit (for the root: all powers below P), as far as they exist.
+// Broadcast goes down the tree, largest child first, as its subtree is the
+// deepest. Reduce goes up, smallest child first, as it is ready first.
 //
-// An array longer than a segment is cut, and each segment walks the tree by itself.
+// An array longer than a segment is cut, and each segment walks the tree by
+// itself.
 //
-// Cost, L = ceil(log2 P): broadcast L (alpha + n beta), reduce L (alpha + n beta + n gamma).
+// Cost, L = ceil(log2 P): broadcast L (alpha + n beta), reduce L (alpha + n
+// beta + n gamma).
 //
-// Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-// MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), sections 4.4 and 4.5.
+// Source: Thakur, Rabenseifner and Gropp, "Optimization of collective
+// communication operations in MPICH", Int. J. High Perform. Comput. Appl. 19
+// (2005), sections 4.4 and 4.5.
 #include "schedule/builder.h"
 
 namespace mpidp {
@@ -22,7 +27,8 @@ struct Node {
       : world_size(request.world_size),
         root(request.root),
         index((request.rank - root + world_size) % world_size) {
-    // 2^i of the link to the parent; for the root the first power of two that reaches P.
+    // 2^i of the link to the parent; for the root the first power of two that
+    // reaches P.
     while (link < world_size && (index & link) == 0) link <<= 1;
   }
   bool is_root() const { return index == 0; }
@@ -55,8 +61,8 @@ void binomial_broadcast(const ScheduleRequest& request, Builder& builder) {
 
 void binomial_reduce(const ScheduleRequest& request, Builder& builder) {
   const Node node(request);
-  // Two slots, so that the partial sum of one segment can be sent while the next is summed. A leaf
-  // sends its input as it is.
+  // Two slots, so that the partial sum of one segment can be sent while the
+  // next is summed. A leaf sends its input as it is.
   constexpr int kSlots = 2;
   const bool is_leaf = node.link == 1 || !node.has_child(1);
   const int num_segments = builder.num_segments(request.count);
@@ -75,8 +81,8 @@ void binomial_reduce(const ScheduleRequest& request, Builder& builder) {
     Place source = input_at(segment.offset);
     for (int distance = 1; distance <= last_child; distance *= 2) {
       const bool final = node.is_root() && distance == last_child;
-      builder.add(reduce_from(node.child(distance), request.rank, source, partial, segment.count,
-                              final));
+      builder.add(
+          reduce_from(node.child(distance), request.rank, source, partial, segment.count, final));
       source = partial;
     }
     if (!node.is_root()) builder.add(send_to(node.parent(), source, segment.count));

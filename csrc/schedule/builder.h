@@ -1,8 +1,10 @@
-// What the algorithm files write their steps with: cutting into segments, skipping what is empty.
+// What the algorithm files write their steps with: cutting into segments,
+// skipping what is empty.
 //
-// A message longer than segment_count is cut into segments of equal size (to one element), as many
-// as needed for none to be longer, or 2^14. Sender and receiver cut by the message's length alone,
-// so both cut alike. A message of no elements is no step on either side.
+// A message longer than segment_count is cut into segments of equal size (to
+// one element), as many as needed for none to be longer, or 2^14. Sender and
+// receiver cut by the message's length alone, so both cut alike. A message of
+// no elements is no step on either side.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +28,8 @@ constexpr Place input_at(std::int64_t offset) { return Place{BufferId::kInput, o
 constexpr Place output_at(std::int64_t offset) { return Place{BufferId::kOutput, offset}; }
 constexpr Place scratch_at(std::int64_t offset) { return Place{BufferId::kScratch, offset}; }
 
-// One message as this rank sees it. A sent one has a source, a received one a destination, one
-// that is reduced on arrival both.
+// One message as this rank sees it. A sent one has a source, a received one a
+// destination, one that is reduced on arrival both.
 struct Message {
   StepKind kind = StepKind::kSend;
   int peer = -1;
@@ -54,10 +56,11 @@ class Builder {
  public:
   explicit Builder(std::int64_t segment_count) : segment_count_(segment_count) {}
 
-  // Emits the segments of all messages in turns: first segment of each, second of each, and so on.
-  // Given as (send, receive, ...) this keeps traffic in both directions in flight, and because
-  // every send is beside its round's receive, ranks that wait for each other's sends to be taken
-  // always have the receive in sight: no schedule relies on the transport to buffer.
+  // Emits the segments of all messages in turns: first segment of each, second
+  // of each, and so on. Given as (send, receive, ...) this keeps traffic in
+  // both directions in flight, and because every send is beside its round's
+  // receive, ranks that wait for each other's sends to be taken always have the
+  // receive in sight: no schedule relies on the transport to buffer.
   void interleave(const std::vector<Message>& messages) {
     int most = 0;
     for (const Message& message : messages) most = std::max(most, num_segments(message.count));
@@ -75,8 +78,9 @@ class Builder {
   // One message whole, for those who cut by themselves.
   void add(const Message& message) { emit(message, Range{0, message.count}); }
 
-  // The other ranks' terms lie in scratch from element 0, `stride` apart. `peer` of the step is
-  // the rank itself, so that its own term can be put in its place.
+  // The other ranks' terms lie in scratch from element 0, `stride` apart.
+  // `peer` of the step is the rank itself, so that its own term can be put in
+  // its place.
   void reduce_ordered(int rank, Place source, Place destination, std::int64_t count,
                       std::int64_t stride) {
     emit(Message{StepKind::kReduceOrdered, rank, source, destination, count, true, false},
@@ -103,7 +107,8 @@ class Builder {
   Schedule take() { return std::move(schedule_); }
 
  private:
-  // Per message. Bounds the list of steps where segments are tiny beside the array.
+  // Per message. Bounds the list of steps where segments are tiny beside the
+  // array.
   static constexpr int kMostSegments = 1 << 14;
 
   void emit(const Message& message, Range range, std::int64_t stride = 0) {

@@ -1,16 +1,19 @@
-// Direct exchanges: all_gather, broadcast and all_to_all with one message from every source to
-// every destination.
+// Direct exchanges: all_gather, broadcast and all_to_all with one message from
+// every source to every destination.
 //
-// Peers are taken in turn: a rank sends to rank+1, rank+2, ... while it receives from rank-1,
-// rank-2, ..., so each has one sender and one receiver at a time and none is hot.
+// Peers are taken in turn: a rank sends to rank+1, rank+2, ... while it
+// receives from rank-1, rank-2, ..., so each has one sender and one receiver at
+// a time and none is hot.
 //
-// Cost, for n bytes of the larger buffer: all_gather and all_to_all (P-1) alpha + (P-1)/P n beta,
-// the least volume; the messages are independent of each other, so they overlap as far as the
-// transport lets them. broadcast: the root sends P - 1 messages, (P-1) (alpha + n beta); for few
-// ranks, or where the root can send to all at once.
+// Cost, for n bytes of the larger buffer: all_gather and all_to_all (P-1) alpha
+// + (P-1)/P n beta, the least volume; the messages are independent of each
+// other, so they overlap as far as the transport lets them. broadcast: the root
+// sends P - 1 messages, (P-1) (alpha + n beta); for few ranks, or where the
+// root can send to all at once.
 //
-// Source: the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective
-// communication operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), section 4.2.
+// Source: the pairwise exchange of Thakur, Rabenseifner and Gropp,
+// "Optimization of collective communication operations in MPICH", Int. J. High
+// Perform. Comput. Appl. 19 (2005), section 4.2.
 #include "schedule/builder.h"
 
 namespace mpidp {

@@ -1,21 +1,24 @@
-// All-gather by recursive doubling, for short arrays: the blocks that a rank holds double in every
-// round. A block is one rank's input.
+// All-gather by recursive doubling, for short arrays: the blocks that a rank
+// holds double in every round. A block is one rank's input.
 //
-// P = 2^L. In round i rank r holds the 2^i blocks of the aligned group of ranks that it is in, and
-// exchanges them for those of rank r ^ 2^i's group.
+// P = 2^L. In round i rank r holds the 2^i blocks of the aligned group of ranks
+// that it is in, and exchanges them for those of rank r ^ 2^i's group.
 //
-// Other P: Bruck's algorithm. Before round i, i = 0, ..., L - 1 with L = ceil(log2 P), rank r holds
-// the 2^i blocks r, r+1, ..., r+2^i-1 (mod P). It sends them to rank r - 2^i and receives as many
-// from rank r + 2^i, which are just the ones that follow its own; in the last round only as many as
-// are missing. Blocks are kept at their final places, so a run of blocks that passes P - 1 goes on
-// at block 0, as a second message; the local rotation at the end of the published form falls away.
+// Other P: Bruck's algorithm. Before round i, i = 0, ..., L - 1 with L =
+// ceil(log2 P), rank r holds the 2^i blocks r, r+1, ..., r+2^i-1 (mod P). It
+// sends them to rank r - 2^i and receives as many from rank r + 2^i, which are
+// just the ones that follow its own; in the last round only as many as are
+// missing. Blocks are kept at their final places, so a run of blocks that
+// passes P - 1 goes on at block 0, as a second message; the local rotation at
+// the end of the published form falls away.
 //
-// Cost: L alpha + (P-1)/P n beta, for n bytes of output; for P that is no power of two a rank has
-// one alpha more in the rounds where its run passes P - 1.
+// Cost: L alpha + (P-1)/P n beta, for n bytes of output; for P that is no power
+// of two a rank has one alpha more in the rounds where its run passes P - 1.
 //
-// Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-// MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), section 4.1; Bruck, Ho, Kipnis, Upfal and
-// Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing
+// Source: Thakur, Rabenseifner and Gropp, "Optimization of collective
+// communication operations in MPICH", Int. J. High Perform. Comput. Appl. 19
+// (2005), section 4.1; Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient
+// algorithms for all-to-all communications in multiport message-passing
 // systems", IEEE Trans. Parallel Distrib. Syst. 8 (1997), section 4.
 #include "schedule/builder.h"
 

@@ -1,35 +1,42 @@
-// Recursive halving: reduce-scatter by halving the array and all-gather by doubling it again.
+// Recursive halving: reduce-scatter by halving the array and all-gather by
+// doubling it again.
 //
-// Let K be the largest power of two up to P, and call the K parties that take part members.
+// Let K be the largest power of two up to P, and call the K parties that take
+// part members.
 //
-// Reduce-scatter, log2 K rounds. Before a round a member has partial sums of a range that it
-// shares with others. It keeps one half, sends the other to a partner that keeps that one, and adds
-// what the partner sends. Afterwards every member has the complete sum of 1/K of the array.
-// All-gather, the same rounds backwards: partners exchange all that they have finished.
+// Reduce-scatter, log2 K rounds. Before a round a member has partial sums of a
+// range that it shares with others. It keeps one half, sends the other to a
+// partner that keeps that one, and adds what the partner sends. Afterwards
+// every member has the complete sum of 1/K of the array. All-gather, the same
+// rounds backwards: partners exchange all that they have finished.
 //
-// all_reduce goes from near partners (v ^ 1) to far (v ^ K/2): the longest messages stay between
-// neighbours, likely of one node. reduce_scatter goes from far to near, which leaves the parts in
-// the order of the ranks.
+// all_reduce goes from near partners (v ^ 1) to far (v ^ K/2): the longest
+// messages stay between neighbours, likely of one node. reduce_scatter goes
+// from far to near, which leaves the parts in the order of the ranks.
 //
-// P other than K. The first 2(P-K) ranks are pairs, each one member. A pair first exchanges halves,
-// such that the even rank has the pair's sum of the first half and the odd rank of the second. In
-// the first round a member needs only the half that it keeps: the rank that has it goes on for the
-// pair (the keeper), while the other sends its half straight to the partner and is done. All-gather
-// mirrors it: the partner's half goes straight to the rank that was done, then the pair exchanges
-// halves. So a pair costs one round more each way, of half the array; sending the whole array to
-// the keeper and back would cost twice that, and as much again in additions.
+// P other than K. The first 2(P-K) ranks are pairs, each one member. A pair
+// first exchanges halves, such that the even rank has the pair's sum of the
+// first half and the odd rank of the second. In the first round a member needs
+// only the half that it keeps: the rank that has it goes on for the pair (the
+// keeper), while the other sends its half straight to the partner and is done.
+// All-gather mirrors it: the partner's half goes straight to the rank that was
+// done, then the pair exchanges halves. So a pair costs one round more each
+// way, of half the array; sending the whole array to the keeper and back would
+// cost twice that, and as much again in additions.
 //
-// Each part is reduced by one owner, with the lower rank's operand first, and then only copied: all
-// ranks hold the same bits.
+// Each part is reduced by one owner, with the lower rank's operand first, and
+// then only copied: all ranks hold the same bits.
 //
-// Cost of all_reduce, P = 2^L: 2 L alpha + 2(P-1)/P n beta + (P-1)/P n gamma. Other P:
-// (2 log2 K + 2) alpha + (2(K-1)/K + 1) n beta + ((K-1)/K + 1/2) n gamma. reduce_scatter, n bytes
-// of input, P = 2^L: L alpha + (P-1)/P n (beta + gamma). Other P: (log2 K + 2) alpha, and up to
-// twice the volume: the ranks of pairs deal with the larger half.
+// Cost of all_reduce, P = 2^L: 2 L alpha + 2(P-1)/P n beta + (P-1)/P n gamma.
+// Other P: (2 log2 K + 2) alpha + (2(K-1)/K + 1) n beta + ((K-1)/K + 1/2) n
+// gamma. reduce_scatter, n bytes of input, P = 2^L: L alpha + (P-1)/P n (beta +
+// gamma). Other P: (log2 K + 2) alpha, and up to twice the volume: the ranks of
+// pairs deal with the larger half.
 //
-// Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004, section 4;
-// pairs that share the work: Rabenseifner and Traeff, "More efficient reduction algorithms for
-// non-power-of-two number of processors in message-passing parallel systems", EuroPVM/MPI 2004.
+// Source: Rabenseifner, "Optimization of collective reduction operations", ICCS
+// 2004, section 4; pairs that share the work: Rabenseifner and Traeff, "More
+// efficient reduction algorithms for non-power-of-two number of processors in
+// message-passing parallel systems", EuroPVM/MPI 2004.
 #include "schedule/builder.h"
 
 namespace mpidp {
@@ -57,7 +64,8 @@ struct Members {
   // Which half of its range member v keeps in a round.
   bool keeps_upper(int v, std::size_t round) const { return (v & masks[round]) != 0; }
   int first_rank_of(int v) const { return v < pairs ? 2 * v : v + pairs; }
-  // The rank that has the lower or upper half of member v's sums when the first round begins.
+  // The rank that has the lower or upper half of member v's sums when the first
+  // round begins.
   int holder(int v, bool upper) const {
     return v < pairs ? 2 * v + (upper ? 1 : 0) : first_rank_of(v);
   }
@@ -73,17 +81,16 @@ struct Members {
   std::vector<int> masks;  // by round
 };
 
-// The reduce-scatter rounds. `range_of(parts)` says which elements some parts are, `partial(parts)`
-// where sums of them are kept, `result(parts)` where the complete sums go.
+// The reduce-scatter rounds. `range_of(parts)` says which elements some parts
+// are, `partial(parts)` where sums of them are kept, `result(parts)` where the
+// complete sums go.
 template <class RangeOf, class Partial, class Result>
 void reduce_phase(const Members& members, Builder& builder, RangeOf range_of, Partial partial,
                   Result result) {
   const int rank = members.rank;
   Parts parts{0, members.size};
   bool fresh = true;  // no sums yet, only the input
-  const auto source = [&](Parts of) {
-    return fresh ? input_at(range_of(of).offset) : partial(of);
-  };
+  const auto source = [&](Parts of) { return fresh ? input_at(range_of(of).offset) : partial(of); };
   const auto send = [&](int peer, Parts of) {
     return send_to(peer, source(of), range_of(of).count);
   };
@@ -93,8 +100,8 @@ void reduce_phase(const Members& members, Builder& builder, RangeOf range_of, Pa
   };
   if (members.paired) {
     const bool upper = members.holds_upper();
-    builder.interleave({send(members.mate(), parts.half(!upper)),
-                        add(members.mate(), parts.half(upper), false)});
+    builder.interleave(
+        {send(members.mate(), parts.half(!upper)), add(members.mate(), parts.half(upper), false)});
     fresh = false;
   }
   for (std::size_t round = 0; round < members.masks.size(); ++round) {
@@ -103,7 +110,8 @@ void reduce_phase(const Members& members, Builder& builder, RangeOf range_of, Pa
     const bool kept = members.keeps_upper(members.member, round);
     std::vector<Message> messages;
     if (round == 0) {
-      // A rank of a pair has one of the halves only: the one to send, or the one to keep.
+      // A rank of a pair has one of the halves only: the one to send, or the
+      // one to keep.
       const bool has_sent = !members.paired || members.holds_upper() != kept;
       const bool has_kept = !members.paired || members.holds_upper() == kept;
       if (has_sent) messages.push_back(send(members.holder(partner, !kept), parts.half(!kept)));
@@ -140,7 +148,8 @@ void halving_all_reduce(const ScheduleRequest& request, Builder& builder) {
   const auto place = [&](Parts parts) { return output_at(range_of(parts).offset); };
   reduce_phase(members, builder, range_of, place, place);
 
-  // The parts that this rank's member shared before each round, whether or not it took part.
+  // The parts that this rank's member shared before each round, whether or not
+  // it took part.
   std::vector<Parts> before{{0, members.size}};
   for (std::size_t round = 0; round < members.masks.size(); ++round) {
     before.push_back(before[round].half(members.keeps_upper(members.member, round)));
@@ -150,11 +159,12 @@ void halving_all_reduce(const ScheduleRequest& request, Builder& builder) {
     for (std::size_t round = members.masks.size() - 1; round > 0; --round) {
       const int peer = members.keeper(members.member ^ members.masks[round]);
       const bool kept = members.keeps_upper(members.member, round);
-      builder.interleave({send(peer, before[round].half(kept)),
-                          receive(peer, before[round].half(!kept))});
+      builder.interleave(
+          {send(peer, before[round].half(kept)), receive(peer, before[round].half(!kept))});
     }
   }
-  // The first round backwards: a member's finished half goes to whoever of the partner lacks it.
+  // The first round backwards: a member's finished half goes to whoever of the
+  // partner lacks it.
   const int partner = members.member ^ members.masks[0];
   const bool kept = members.keeps_upper(members.member, 0);
   std::vector<Message> messages;
@@ -177,9 +187,10 @@ void halving_reduce_scatter(const ScheduleRequest& request, Builder& builder) {
     const int begin = members.first_rank_of(parts.first);
     return Range{begin * count, (members.first_rank_of(parts.last) - begin) * count};
   };
-  // Sums of chunks of other ranks have no room in the output: scratch takes the half of the array
-  // that this rank deals with from the first round on. The complete sum of a rank without a mate is
-  // its own chunk alone, which goes into the output.
+  // Sums of chunks of other ranks have no room in the output: scratch takes the
+  // half of the array that this rank deals with from the first round on. The
+  // complete sum of a rank without a mate is its own chunk alone, which goes
+  // into the output.
   const bool upper =
       members.paired ? members.holds_upper() : members.keeps_upper(members.member, 0);
   const Range dealt_with = range_of(Parts{0, members.size}.half(upper));

@@ -1,20 +1,24 @@
-// Ring: every rank sends to rank + 1 and receives from rank - 1, and to nobody else.
+// Ring: every rank sends to rank + 1 and receives from rank - 1, and to nobody
+// else.
 //
-// The array is P chunks (P = world_size), one per rank. A chunk longer than a segment travels as
-// several segments, so that one is on the wire while another is reduced.
+// The array is P chunks (P = world_size), one per rank. A chunk longer than a
+// segment travels as several segments, so that one is on the wire while another
+// is reduced.
 //
-// Phase 1, reduce-scatter, P - 1 rounds. In round t rank r sends chunk r-t-1 and receives chunk
-// r-t-2 (mod P), to which it adds its own term. So chunk c starts at rank c+1, collects a term at
-// every hop, and is complete when it reaches rank c.
-// Phase 2, all-gather, P - 1 rounds. In round t rank r passes on chunk r-t and receives chunk
-// r-t-1, finished.
+// Phase 1, reduce-scatter, P - 1 rounds. In round t rank r sends chunk r-t-1
+// and receives chunk r-t-2 (mod P), to which it adds its own term. So chunk c
+// starts at rank c+1, collects a term at every hop, and is complete when it
+// reaches rank c. Phase 2, all-gather, P - 1 rounds. In round t rank r passes
+// on chunk r-t and receives chunk r-t-1, finished.
 //
-// Each chunk is summed along one chain, c+1, c+2, ..., c, and then only copied: all ranks hold the
-// same bits. Cost, for n bytes: all-reduce 2(P-1) alpha + 2(P-1)/P n beta + (P-1)/P n gamma; each
-// phase alone has half of the first two terms. The volume is the lower bound of any all-reduce.
+// Each chunk is summed along one chain, c+1, c+2, ..., c, and then only copied:
+// all ranks hold the same bits. Cost, for n bytes: all-reduce 2(P-1) alpha +
+// 2(P-1)/P n beta + (P-1)/P n gamma; each phase alone has half of the first two
+// terms. The volume is the lower bound of any all-reduce.
 //
-// Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-// workstations", J. Parallel Distrib. Comput. 69 (2009), sections 3 and 4.
+// Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+// clusters of workstations", J. Parallel Distrib. Comput. 69 (2009), sections 3
+// and 4.
 #include "schedule/builder.h"
 
 namespace mpidp {
@@ -31,7 +35,8 @@ struct Ring {
   int world_size, rank, next, previous;
 };
 
-// `chunk(c)` says where chunk c lies in the whole array. It is already finished at this rank.
+// `chunk(c)` says where chunk c lies in the whole array. It is already finished
+// at this rank.
 template <class Chunk>
 void gather_phase(const Ring& ring, Builder& builder, Chunk chunk, Place own) {
   for (int t = 0; t < ring.world_size - 1; ++t) {
@@ -71,8 +76,8 @@ void ring_all_reduce(const ScheduleRequest& request, Builder& builder) {
 void ring_reduce_scatter(const ScheduleRequest& request, Builder& builder) {
   const Ring ring(request);
   const auto chunk = [&](int index) { return Range{index * request.count, request.count}; };
-  // A partial sum lives for one round. The rounds use the output and one chunk of scratch in turn,
-  // such that the last one's is the output.
+  // A partial sum lives for one round. The rounds use the output and one chunk
+  // of scratch in turn, such that the last one's is the output.
   const int last = ring.world_size - 2;
   if (last > 0) builder.need_scratch(request.count);
   reduce_phase(ring, builder, chunk, [last](int round, Range) {

@@ -45,8 +45,8 @@ Transport::Handle MpiTransport::receive(void* data, std::int64_t nbytes, int pee
   for (std::int64_t received = 0; received < nbytes;) {
     const std::int64_t piece = std::min(piece_bytes_, nbytes - received);
     message.requests.push_back(MPI_REQUEST_NULL);
-    MPIDP_MPI_CHECK(MPI_Irecv(bytes + received, static_cast<int>(piece), MPI_BYTE, peer, tag,
-                              comm_, &message.requests.back()));
+    MPIDP_MPI_CHECK(MPI_Irecv(bytes + received, static_cast<int>(piece), MPI_BYTE, peer, tag, comm_,
+                              &message.requests.back()));
     received += piece;
   }
   return handle;
@@ -56,8 +56,7 @@ bool MpiTransport::test(Handle handle) {
   Message& message = messages_[static_cast<std::size_t>(handle)];
   while (message.first_open < message.requests.size()) {
     int complete = 0;
-    MPIDP_MPI_CHECK(
-        MPI_Test(&message.requests[message.first_open], &complete, MPI_STATUS_IGNORE));
+    MPIDP_MPI_CHECK(MPI_Test(&message.requests[message.first_open], &complete, MPI_STATUS_IGNORE));
     if (complete == 0) return false;
     ++message.first_open;
   }

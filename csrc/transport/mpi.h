@@ -11,8 +11,8 @@ namespace mpidp {
 
 class MpiTransport final : public Transport {
  public:
-  // Borrows the communicator. A message longer than piece_bytes goes as several: MPI counts are
-  // ints.
+  // Borrows the communicator. A message longer than piece_bytes goes as
+  // several: MPI counts are ints.
   MpiTransport(MPI_Comm comm, std::int64_t piece_bytes) : comm_(comm), piece_bytes_(piece_bytes) {}
 
   Handle send(const void* data, std::int64_t nbytes, int peer, int tag) override;

@@ -13,7 +13,8 @@ namespace mpidp {
 namespace {
 
 constexpr std::uint32_t kStatusOutOfMemory = 1;
-// How long a sleeper stays in the kernel before it looks at the clock and at its peers.
+// How long a sleeper stays in the kernel before it looks at the clock and at
+// its peers.
 constexpr int kSliceMs = 20;
 constexpr std::int64_t kLivenessIntervalUs = 100'000;
 constexpr std::int64_t kMinSlotBytes = 4096;
@@ -71,42 +72,29 @@ std::uint64_t probe_word(int rank, int index) {
 }  // namespace
 
 std::uint64_t Fingerprint::hash() const {
-  const std::uint64_t small = (static_cast<std::uint64_t>(static_cast<std::uint32_t>(root)) << 32) |
-                              (static_cast<std::uint64_t>(collective) << 28) |
-                              (static_cast<std::uint64_t>(op) << 24) |
-                              (static_cast<std::uint64_t>(dtype) << 16) |
-                              (static_cast<std::uint64_t>(device) << 12) |
-                              (static_cast<std::uint64_t>(algorithm) << 4) | deterministic;
+  const std::uint64_t small =
+      (static_cast<std::uint64_t>(static_cast<std::uint32_t>(root)) << 32) |
+      (static_cast<std::uint64_t>(collective) << 28) | (static_cast<std::uint64_t>(op) << 24) |
+      (static_cast<std::uint64_t>(dtype) << 16) | (static_cast<std::uint64_t>(device) << 12) |
+      (static_cast<std::uint64_t>(algorithm) << 4) | deterministic;
   return mix(mix(static_cast<std::uint64_t>(count)) ^ small);
 }
 
 NodeGroup::NodeGroup(const NodeGroupSettings& settings) : settings_(settings) {
-  const auto nbytes =
-      sizeof(ControlBlock) + 2 * static_cast<std::size_t>(settings_.inline_bytes);
+  const auto nbytes = sizeof(ControlBlock) + 2 * static_cast<std::size_t>(settings_.inline_bytes);
   mine_ = new (MemoryRegistry::instance().allocate(nbytes)) ControlBlock{};
 }
 
 NodeGroup::~NodeGroup() {
-  // Only leave() may hand the memory back: until all peers have left, one may still look at it.
+  // Only release() may hand the memory back: until all peers have left, one may still look at it.
 }
 
-bool NodeGroup::leave(double timeout) {
-  if (mine_ == nullptr) return true;
-  bool all_left = true;
-  try {
-    sync(timeout);
-    // A second sync point, so that no peer is still reading the line of the first one.
-    sync(timeout);
-  } catch (const Error&) {
-    all_left = false;  // the memory stays: somebody may still read it
-  }
-  if (all_left) {
-    MemoryRegistry::instance().release(mine_);
-    if (my_staging_ != nullptr) MemoryRegistry::instance().release(my_staging_);
-  }
+void NodeGroup::release() {
+  MemoryRegistry& registry = MemoryRegistry::instance();
+  if (mine_ != nullptr) registry.release(mine_);
+  if (my_staging_ != nullptr) registry.release(my_staging_);
   mine_ = nullptr;
   my_staging_ = nullptr;
-  return all_left;
 }
 
 NodeGroup::Card NodeGroup::card(int global_rank) {
@@ -167,7 +155,8 @@ void NodeGroup::write_probe() {
   auto* words = reinterpret_cast<std::uint64_t*>(mine_ + 1);
   const int count = static_cast<int>(settings_.inline_bytes / 8);
   for (int i = 0; i < count; ++i) words[i] = probe_word(global_ranks_[0], i) + 1;
-  // Every rank of the group knows the same first global rank; mix in the own one.
+  // Every rank of the group knows the same first global rank; mix in the own
+  // one.
   for (int i = 0; i < count; ++i) words[i] += static_cast<std::uint64_t>(rank_);
 }
 
@@ -187,8 +176,9 @@ bool NodeGroup::check_probe() const {
 
 void NodeGroup::publish(std::uint32_t step) {
   SyncLine& own = mine_->lines[step & 1];
-  // Sequentially consistent: the store must be visible before the look at `sleepers`, or a rank
-  // that goes to sleep between the two would never be woken.
+  // Sequentially consistent: the store must be visible before the look at
+  // `sleepers`, or a rank that goes to sleep between the two would never be
+  // woken.
   own.step.exchange(step, std::memory_order_seq_cst);
   if (own.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(own.step);
 }
@@ -353,7 +343,8 @@ char* NodeGroup::output(int peer) {
 }
 
 char* NodeGroup::my_mailbox() {
-  // arrive_at_entry() counts the collective, so before it the number is one less.
+  // arrive_at_entry() counts the collective, so before it the number is one
+  // less.
   return reinterpret_cast<char*>(mine_ + 1) +
          static_cast<std::int64_t>((entries_ + 1) & 1) * settings_.inline_bytes;
 }
@@ -381,8 +372,7 @@ void NodeGroup::make_staging(double timeout) {
   wait(timeout);
   for (int peer = 0; peer < size_; ++peer) {
     const auto index = static_cast<std::size_t>(peer);
-    staging_[index] =
-        peer == rank_ ? my_staging_ : peers_[index]->resolve(blocks_[index]->staging);
+    staging_[index] = peer == rank_ ? my_staging_ : peers_[index]->resolve(blocks_[index]->staging);
   }
   slot_bytes_ = slot;
 }

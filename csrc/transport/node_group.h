@@ -1,8 +1,10 @@
-// The ranks of one communicator that share a node, and how they meet in shared memory.
+// The ranks of one communicator that share a node, and how they meet in shared
+// memory.
 //
-// Every rank owns a control block in its registered memory; the others map it. All waiting goes
-// through one primitive, the sync point: a rank arrives (publishes the number of the sync point,
-// with a small message) and waits until every rank of the group has arrived at it.
+// Every rank owns a control block in its registered memory; the others map it.
+// All waiting goes through one primitive, the sync point: a rank arrives
+// (publishes the number of the sync point, with a small message) and waits
+// until every rank of the group has arrived at it.
 #pragma once
 
 #include <atomic>
@@ -16,7 +18,8 @@
 
 namespace mpidp {
 
-// What a rank says at the entry of a collective, beside the fact that it has arrived.
+// What a rank says at the entry of a collective, beside the fact that it has
+// arrived.
 struct EntryMessage {
   std::uint64_t fingerprint = 0;  // hash; ranks that disagree raise
   double scale = 1.0;
@@ -24,9 +27,10 @@ struct EntryMessage {
   Location output;  // likewise
 };
 
-// One cache line: the arrival flag and the message travel in one transfer. Two of them alternate.
-// Rank r may overwrite the line of sync point s at s + 2 only, which it reaches only after every
-// rank arrived at s + 1, that is, after every rank finished reading s.
+// One cache line: the arrival flag and the message travel in one transfer. Two
+// of them alternate. Rank r may overwrite the line of sync point s at s + 2
+// only, which it reaches only after every rank arrived at s + 1, that is, after
+// every rank finished reading s.
 struct alignas(64) SyncLine {
   std::atomic<std::uint32_t> step;      // sync point that this rank has reached
   std::atomic<std::uint32_t> sleepers;  // ranks asleep on `step`
@@ -60,8 +64,8 @@ struct Fingerprint {
 
 struct ControlBlock {
   SyncLine lines[2];
-  Fingerprint details[2];       // by sync point, read on mismatch only
-  Location staging;             // of this rank, once it has one
+  Fingerprint details[2];  // by sync point, read on mismatch only
+  Location staging;        // of this rank, once it has one
 };
 
 struct NodeGroupSettings {
@@ -73,7 +77,8 @@ struct NodeGroupSettings {
 
 class NodeGroup {
  public:
-  // What a rank needs of another to map its control block; exchanged through MPI.
+  // What a rank needs of another to map its control block; exchanged through
+  // MPI.
   struct Card {
     ProcessId process;
     Location control;
@@ -87,11 +92,13 @@ class NodeGroup {
   NodeGroup& operator=(const NodeGroup&) = delete;
 
   Card card(int global_rank);
-  // Maps the peers. Throws where one cannot be mapped; probe() then tells whether all could.
+  // Maps the peers. Throws where one cannot be mapped; probe() then tells
+  // whether all could.
   void connect(const std::vector<Card>& cards, int my_index);
   // A group of this rank alone.
   void connect_alone(int global_rank);
-  // Writes a pattern, and checks the peers' after a barrier that the caller provides in between.
+  // Writes a pattern, and checks the peers' after a barrier that the caller
+  // provides in between.
   void write_probe();
   bool check_probe() const;
 
@@ -100,8 +107,9 @@ class NodeGroup {
   int global_rank(int peer) const { return global_ranks_[static_cast<std::size_t>(peer)]; }
   std::int64_t inline_bytes() const { return settings_.inline_bytes; }
 
-  // Two steps of a sync point. The second throws CollectiveTimeoutError or RankFailedError naming
-  // the missing, and MemoryError's cause when a peer reported a status.
+  // Two steps of a sync point. The second throws CollectiveTimeoutError or
+  // RankFailedError naming the missing, and MemoryError's cause when a peer
+  // reported a status.
   void arrive(std::uint32_t status = 0);
   void wait(double timeout);
   // As wait(), but hands back the statuses instead of throwing for them.
@@ -111,8 +119,9 @@ class NodeGroup {
     wait(timeout);
   }
 
-  // The sync point at the entry of a collective. After enter() the peers' messages are readable
-  // until this rank arrives at the next sync point but one.
+  // The sync point at the entry of a collective. After enter() the peers'
+  // messages are readable until this rank arrives at the next sync point but
+  // one.
   void arrive_at_entry(const EntryMessage& message, const Fingerprint& detail);
   bool entries_agree() const;
   Fingerprint detail(int peer) const;
@@ -132,25 +141,25 @@ class NodeGroup {
   char* my_mailbox();
   const char* mailbox(int peer) const;
 
-  // Staging: 2 halves a rank; each has one slot for every owner and one slot for results. Whether
-  // it exists is the same on all ranks; making it is a sync point.
+  // Staging: 2 halves a rank; each has one slot for every owner and one slot
+  // for results. Whether it exists is the same on all ranks; making it is a
+  // sync point.
   bool has_staging() const { return slot_bytes_ != 0; }
   void make_staging(double timeout);
   std::int64_t slot_bytes() const { return slot_bytes_; }
   char* slot(int peer, int half, int index) {
-    return staging_[static_cast<std::size_t>(peer)] +
-           (half * (size_ + 1) + index) * slot_bytes_;
+    return staging_[static_cast<std::size_t>(peer)] + (half * (size_ + 1) + index) * slot_bytes_;
   }
   char* result_slot(int peer, int half) { return slot(peer, half, size_); }
-  // The half that the next staged block goes to; continues over collectives, so that a block never
-  // lands where the last but one is still being read.
+  // The half that the next staged block goes to; continues over collectives, so
+  // that a block never lands where the last but one is still being read.
   int next_half() { return static_cast<int>(block_++ & 1); }
 
   void use_policy(const WaitPolicy& policy) { policy_ = policy; }
   WaitPolicy policy_for(int threads_per_rank) const;
 
-  // Before close: false if some peer did not come within the time.
-  bool leave(double timeout);
+  // Gives the memory back. Only once no peer can look at it any more.
+  void release();
 
  private:
   SyncLine& line(int peer, std::uint32_t step) const {

@@ -21,16 +21,18 @@ namespace {
 
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kAlignment = 64;
-// Small allocations share segments of this size, so that file descriptors stay few.
+// Small allocations share segments of this size, so that file descriptors stay
+// few.
 constexpr std::size_t kPoolBytes = std::size_t{4} << 20;
 
-std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
-
-std::string system_error(const std::string& what) {
-  return what + ": " + std::strerror(errno);
+std::size_t round_up(std::size_t value, std::size_t unit) {
+  return (value + unit - 1) / unit * unit;
 }
 
-// The first number in a file such as /sys/fs/cgroup/memory.max; -1 if there is none ("max").
+std::string system_error(const std::string& what) { return what + ": " + std::strerror(errno); }
+
+// The first number in a file such as /sys/fs/cgroup/memory.max; -1 if there is
+// none ("max").
 long long first_number(const char* path) {
   std::FILE* file = std::fopen(path, "re");
   if (file == nullptr) return -1;
@@ -52,8 +54,9 @@ long long meminfo_available() {
   return kib < 0 ? -1 : kib * 1024;
 }
 
-// fallocate on a memfd succeeds until the kernel has to kill somebody, so look before: the node's
-// available memory and the control group's limit both bound what can be promised.
+// fallocate on a memfd succeeds until the kernel has to kill somebody, so look
+// before: the node's available memory and the control group's limit both bound
+// what can be promised.
 bool memory_available(std::size_t nbytes) {
   const auto need = static_cast<long long>(nbytes);
   const long long available = meminfo_available();
@@ -63,7 +66,8 @@ bool memory_available(std::size_t nbytes) {
   return limit < 0 || used < 0 || need <= limit - used;
 }
 
-// A memfd of nbytes with its pages reserved, mapped at *base. Returns the descriptor.
+// A memfd of nbytes with its pages reserved, mapped at *base. Returns the
+// descriptor.
 int create_memfd(const char* name, std::size_t nbytes, char** base) {
   if (!memory_available(nbytes)) throw std::bad_alloc();
   const int fd = memfd_create(name, MFD_CLOEXEC);
@@ -74,8 +78,7 @@ int create_memfd(const char* name, std::size_t nbytes, char** base) {
     close(fd);
     throw std::bad_alloc();
   }
-  void* address =
-      mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  void* address = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
   if (address == MAP_FAILED) {
     close(fd);
     throw std::bad_alloc();
@@ -90,8 +93,9 @@ void* map_peer_fd(std::int64_t pid, int fd, std::size_t nbytes, int protection) 
   const int flags = (protection & PROT_WRITE) != 0 ? O_RDWR : O_RDONLY;
   const int opened = open(path, flags | O_CLOEXEC);
   if (opened < 0) return nullptr;
-  struct stat status {};
-  // A descriptor number reused for something else must not be mapped past its end (SIGBUS).
+  struct stat status{};
+  // A descriptor number reused for something else must not be mapped past its
+  // end (SIGBUS).
   if (fstat(opened, &status) != 0 || static_cast<std::size_t>(status.st_size) < nbytes) {
     close(opened);
     return nullptr;
@@ -106,14 +110,14 @@ void* map_peer_fd(std::int64_t pid, int fd, std::size_t nbytes, int protection) 
 PeerMemory::PeerMemory(const ProcessId& id) : pid_(id.pid) {
   void* address = map_peer_fd(id.pid, id.ledger_fd, sizeof(Ledger), PROT_READ);
   if (address == nullptr) {
-    throw Error(ErrorKind::kMpidp, system_error("cannot map the memory of process " +
-                                                std::to_string(id.pid)));
+    throw Error(ErrorKind::kMpidp,
+                system_error("cannot map the memory of process " + std::to_string(id.pid)));
   }
   ledger_ = static_cast<const Ledger*>(address);
   if (ledger_->magic != id.magic) {
     munmap(address, sizeof(Ledger));
-    throw Error(ErrorKind::kMpidp, "process " + std::to_string(id.pid) +
-                                       " is not visible under its own process id");
+    throw Error(ErrorKind::kMpidp,
+                "process " + std::to_string(id.pid) + " is not visible under its own process id");
   }
 }
 
@@ -206,7 +210,8 @@ MemoryRegistry::Segment* MemoryRegistry::create_segment(std::size_t nbytes) {
 
 void MemoryRegistry::destroy_segment(Segment* segment) {
   ledger_->entries[segment->index].generation.store(0, std::memory_order_release);
-  // Peers may hold stale mappings until they next sweep; give the pages back now.
+  // Peers may hold stale mappings until they next sweep; give the pages back
+  // now.
   fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
             static_cast<off_t>(segment->nbytes));
   munmap(segment->base, segment->nbytes);
@@ -298,14 +303,14 @@ Location MemoryRegistry::locate(const void* pointer, std::size_t nbytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const Segment* segment = segment_of(pointer);
   if (segment == nullptr) return Location{};
-  const auto offset =
-      static_cast<std::size_t>(static_cast<const char*>(pointer) - segment->base);
+  const auto offset = static_cast<std::size_t>(static_cast<const char*>(pointer) - segment->base);
   if (offset + nbytes > segment->nbytes) return Location{};
   return Location{segment->index, segment->generation, offset};
 }
 
 void MemoryRegistry::disown_after_fork() {
-  // The mutex may be held by a thread that does not exist in the child; the child is one thread.
+  // The mutex may be held by a thread that does not exist in the child; the
+  // child is one thread.
   new (&mutex_) std::mutex();
   for (auto& entry : segments_) entry.second.release();  // leaked: still mapped, still readable
   segments_.clear();

@@ -1,10 +1,12 @@
-// Registered memory: pages of this process that the other processes of the node can map.
+// Registered memory: pages of this process that the other processes of the node
+// can map.
 //
-// Every process has one registry. Memory comes in segments, each an anonymous memfd: it has no
-// name, so a crash leaves nothing behind; it is private to the user, since a peer reaches it only
-// through /proc/<pid>/fd, which the kernel guards; and it does not count against /dev/shm. A
-// ledger, itself a memfd, lists the live segments, so that peers can map them when they first meet
-// a pointer into one, with no handshake.
+// Every process has one registry. Memory comes in segments, each an anonymous
+// memfd: it has no name, so a crash leaves nothing behind; it is private to the
+// user, since a peer reaches it only through /proc/<pid>/fd, which the kernel
+// guards; and it does not count against /dev/shm. A ledger, itself a memfd,
+// lists the live segments, so that peers can map them when they first meet a
+// pointer into one, with no handshake.
 #pragma once
 
 #include <atomic>
@@ -33,7 +35,8 @@ struct LedgerEntry {
 };
 
 struct Ledger {
-  std::uint64_t magic;  // random; told to peers through MPI, so that they know they mapped us
+  std::uint64_t magic;  // random; told to peers through MPI, so that they know
+                        // they mapped us
   LedgerEntry entries[kMaxSegments];
 };
 
@@ -44,10 +47,12 @@ struct ProcessId {
   std::uint64_t magic = 0;
 };
 
-// Another process's registered memory, as mapped here. Mappings are made on first use and cached.
+// Another process's registered memory, as mapped here. Mappings are made on
+// first use and cached.
 class PeerMemory {
  public:
-  // Throws Error(kMpidp) where the kernel refuses; the caller then falls back to MPI.
+  // Throws Error(kMpidp) where the kernel refuses; the caller then falls back
+  // to MPI.
   explicit PeerMemory(const ProcessId& id);
   ~PeerMemory();
   PeerMemory(const PeerMemory&) = delete;
@@ -78,17 +83,20 @@ class PeerMemory {
 // This process's registered memory. Thread-safe.
 class MemoryRegistry {
  public:
-  // Never destroyed: arrays may outlive every static object at interpreter exit.
+  // Never destroyed: arrays may outlive every static object at interpreter
+  // exit.
   static MemoryRegistry& instance();
 
   ProcessId process_id();
-  // Zeroed memory whose pages are reserved; 64-byte aligned, page aligned from a page upwards.
-  // Throws std::bad_alloc where the pages cannot be had.
+  // Zeroed memory whose pages are reserved; 64-byte aligned, page aligned from
+  // a page upwards. Throws std::bad_alloc where the pages cannot be had.
   void* allocate(std::size_t nbytes);
   void release(void* pointer);
-  // Where [pointer, pointer + nbytes) lies, or generation 0 when it is not wholly registered.
+  // Where [pointer, pointer + nbytes) lies, or generation 0 when it is not
+  // wholly registered.
   Location locate(const void* pointer, std::size_t nbytes);
-  // In a forked child the memory is the parent's: forget it without touching it.
+  // In a forked child the memory is the parent's: forget it without touching
+  // it.
   void disown_after_fork();
 
  private:

@@ -1,8 +1,8 @@
 """The adapter for HIPS autograd: models as functions of a dictionary of NumPy arrays.
 
-    def loss(params, batch):                      # -> (sum of losses, number of samples)
-        ...
-    adapter = AutogradAdapter(params, loss, SGD(0.1, momentum=0.9))
+def loss(params, batch):                      # -> (sum of losses, number of samples)
+...
+adapter = AutogradAdapter(params, loss, SGD(0.1, momentum=0.9))
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ class AutogradAdapter:
 
     def leaves(self) -> Sequence[Leaf]:
         """See `Adapter.leaves`."""
-        return [
-            Leaf(name, value.shape, value.dtype.name) for name, value in self.params.items()
-        ]
+        return [Leaf(name, value.shape, value.dtype.name) for name, value in self.params.items()]
 
     def read_leaf(self, index: int) -> NDArray[Any]:
         """See `Adapter.read_leaf`; a view."""

@@ -1,4 +1,4 @@
-"""`mpidp train`: an example on real data, under the launcher, with the proof that P ranks equal 1."""
+"""`mpidp train`: an example on real data, and the proof that P ranks train as one process."""
 
 from __future__ import annotations
 
@@ -36,26 +36,51 @@ VERIFY_TOLERANCE = {"float64": 1e-10, "float32": 1e-3}
 )
 @click.option("--epochs", type=click.IntRange(0), help="Passes over the data.")
 @click.option("--batch-size", type=click.IntRange(1), help="Samples a step, over all ranks.")
-@click.option("--accumulate", type=click.IntRange(1), default=1, show_default=True,
-              help="Backward passes a step.")
-@click.option("--lr", "learning_rate", type=click.FloatRange(0, min_open=True),
-              help="Learning rate.")
+@click.option(
+    "--accumulate",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Backward passes a step.",
+)
+@click.option(
+    "--lr", "learning_rate", type=click.FloatRange(0, min_open=True), help="Learning rate."
+)
 @click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), help="Momentum of SGD.")
 @click.option("--weight-decay", type=click.FloatRange(0), default=0.0, show_default=True)
-@click.option("--clip-norm", type=click.FloatRange(0, min_open=True),
-              help="Largest norm of the averaged gradient.")
-@click.option("--compression", type=OneOf(("none", "float16", "bfloat16"), "codec"),
-              default="none", show_default=True, help="Codec of the exchanged gradients.")
-@click.option("--dtype", type=OneOf(("float32", "float64"), "dtype"), default="float64",
-              show_default=True)
+@click.option(
+    "--clip-norm",
+    type=click.FloatRange(0, min_open=True),
+    help="Largest norm of the averaged gradient.",
+)
+@click.option(
+    "--compression",
+    type=OneOf(("none", "float16", "bfloat16"), "codec"),
+    default="none",
+    show_default=True,
+    help="Codec of the exchanged gradients.",
+)
+@click.option(
+    "--dtype", type=OneOf(("float32", "float64"), "dtype"), default="float64", show_default=True
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--verify", is_flag=True,
-              help="Also train in one process on the whole batches, and compare the weights.")
-@click.option("--checkpoint", "checkpoint_dir", type=click.Path(file_okay=False, path_type=Path),
-              help="Folder for a checkpoint after each epoch.")
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Also train in one process on the whole batches, and compare the weights.",
+)
+@click.option(
+    "--checkpoint",
+    "checkpoint_dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for a checkpoint after each epoch.",
+)
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
-@click.option("--log", type=click.Path(dir_okay=False, path_type=Path),
-              help="JSON-lines file, one line an epoch.")
+@click.option(
+    "--log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="JSON-lines file, one line an epoch.",
+)
 def train(**options: Any) -> int:
     """Train an example model, data-parallel over the ranks of the job.
 
@@ -130,9 +155,7 @@ def _fit(
     import mpidp
 
     compression = None if options["compression"] == "none" else options["compression"]
-    strategy = mpidp.strategies.Synchronous(
-        clip_norm=options["clip_norm"], compression=compression
-    )
+    strategy = mpidp.strategies.Synchronous(clip_norm=options["clip_norm"], compression=compression)
     trainer = mpidp.Trainer(example.adapter, comm, strategy)
     try:
         return trainer.fit(

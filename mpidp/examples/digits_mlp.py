@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,7 +42,7 @@ def initial_parameters(seed: int, dtype: str) -> Parameters:
     """Glorot-uniform weights and zero biases."""
     generator = np.random.default_rng(seed)
     params: Parameters = {}
-    for number, (fan_in, fan_out) in enumerate(zip(LAYERS[:-1], LAYERS[1:], strict=True)):
+    for number, (fan_in, fan_out) in enumerate(itertools.pairwise(LAYERS)):
         bound = np.sqrt(6.0 / (fan_in + fan_out))
         weights = generator.uniform(-bound, bound, (fan_in, fan_out))
         params[f"weight{number}"] = weights.astype(dtype)

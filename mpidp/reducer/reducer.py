@@ -93,7 +93,8 @@ class Reducer:
         self._comm = comm
         self._leaves = list(leaves)
         self._codec: Codec = Plain() if codec is None else codec
-        self._sizes = {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes}
+        self._bucket_bytes = bucket_bytes
+        self._first_bucket_bytes = first_bucket_bytes
         self._check_schema()
         self._names: list[str] = []  # of the metrics, as agreed
         self._hint = 0.0  # a power of two near the last total weight; 0 until the first step
@@ -101,9 +102,10 @@ class Reducer:
         self._rebuild = rebuild
         self._observed: list[int] = []
         self._synchronize = False
+        self._missing: list[int] = []  # gradients that each bucket still waits for
         self.generation = 0
         self._residuals: dict[int, NDArray[Any]] = {}
-        self._install(plan_buckets(self._leaves, **self._sizes))
+        self._install(self._plan_buckets(None))
 
     @property
     def plan(self) -> Plan:
@@ -174,7 +176,7 @@ class Reducer:
 
     def residuals(self) -> dict[str, NDArray[Any]]:
         """This rank's error-feedback residuals, by leaf name; empty without a lossy codec."""
-        found = {}
+        found: dict[str, NDArray[Any]] = {}
         for number, residual in self._residuals.items():
             views = views_of(self._plan.buckets[number], residual, self._leaves)
             found.update((self._leaves[leaf].name, view.copy()) for leaf, view in views.items())
@@ -191,6 +193,14 @@ class Reducer:
         mine = schema_hash(self._leaves)
         if len(set(self._comm.all_gather_object(mine))) > 1:
             raise MismatchError(*schema_difference(self._comm.all_gather_object(self._leaves)))
+
+    def _plan_buckets(self, order: Sequence[int] | None) -> Plan:
+        return plan_buckets(
+            self._leaves,
+            bucket_bytes=self._bucket_bytes,
+            first_bucket_bytes=self._first_bucket_bytes,
+            order=order,
+        )
 
     def _install(self, plan: Plan) -> None:
         kept = self.residuals() if self._residuals else {}
@@ -222,7 +232,7 @@ class Reducer:
         seen = self._comm.broadcast_object(self._observed, root=0)
         missing = set(seen)
         order = [*seen, *(i for i in reversed(range(len(self._leaves))) if i not in missing)]
-        plan = plan_buckets(self._leaves, order=order, **self._sizes)
+        plan = self._plan_buckets(order)
         if plan != self._plan:
             self._install(plan)
 

@@ -54,7 +54,8 @@ class Synchronous:
         self._clip_value = clip_value
         self._codec = codec_named(compression)
         self._nonfinite = nonfinite
-        self._sizes = {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes}
+        self._bucket_bytes = bucket_bytes
+        self._first_bucket_bytes = first_bucket_bytes
         self._adapter: Adapter | None = None
         self._reducer: Reducer | None = None
         self._bound = 0
@@ -62,7 +63,13 @@ class Synchronous:
     def attach(self, adapter: Adapter, comm: Communicator) -> None:
         """See `Strategy.attach`."""
         self._adapter = adapter
-        self._reducer = Reducer(comm, adapter.leaves(), codec=self._codec, **self._sizes)
+        self._reducer = Reducer(
+            comm,
+            adapter.leaves(),
+            codec=self._codec,
+            bucket_bytes=self._bucket_bytes,
+            first_bucket_bytes=self._first_bucket_bytes,
+        )
         adapter.on_gradient_ready(self._reducer.mark_ready)
         self._bound = 0
 

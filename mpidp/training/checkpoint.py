@@ -59,7 +59,8 @@ def save(
     `arrays` and `meta` (JSON values) are rank 0's; `per_rank` holds what differs by rank, such as
     compression residuals. Raises `CheckpointError` on every rank where the write fails.
     """
-    parts = comm.all_gather_object({k: np.ascontiguousarray(v) for k, v in (per_rank or {}).items()})
+    mine = {name: np.ascontiguousarray(value) for name, value in (per_rank or {}).items()}
+    parts = comm.all_gather_object(mine)
     path = Path(directory) / f"step-{step:010d}.safetensors"
     failure = None
     if comm.rank == 0:
@@ -123,10 +124,10 @@ def read(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
 def files(directory: str | Path) -> list[Path]:
     """The folder's checkpoint files, newest first."""
     try:
-        names = sorted((p for p in Path(directory).iterdir() if _NAME.fullmatch(p.name)), reverse=True)
+        found = [path for path in Path(directory).iterdir() if _NAME.fullmatch(path.name)]
     except FileNotFoundError:
         return []
-    return names
+    return sorted(found, reverse=True)
 
 
 def _newest_whole(directory: Path) -> tuple[Path, dict[str, Any], dict[str, Any]] | str:

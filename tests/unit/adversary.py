@@ -124,7 +124,7 @@ class _Overlapped:
         if kind == "reduce_ordered":
             values = ordered_sum(active.step, memory, spans, rank, self.expressions)
         else:
-            values = memory.read(*spans.source).copy()
+            values = memory.read(spans.source).copy()
         memory.elements[slice(*spans.destination)] = values
         active.done = True
         return True
@@ -167,7 +167,7 @@ class _Overlapped:
         if self._blocked(rank, index):
             return False
         memory = self.memories[rank]
-        own = memory.read(*active.spans.source)
+        own = memory.read(active.spans.source)
         total = received_sum(active.step, own, active.received, self.expressions)
         memory.elements[slice(*active.spans.destination)] = total
         active.done = True
@@ -181,7 +181,7 @@ class _Overlapped:
         send, receive = self.sends.pop(key), self.receives.pop(key)
         if send.step.count != receive.step.count:
             raise SimulationError(f"sent and expected counts differ: {send.step}, {receive.step}")
-        values = self.memories[sender].read(*send.spans.source).copy()
+        values = self.memories[sender].read(send.spans.source).copy()
         if receive.step.kind == "receive_reduce":
             receive.received = values
         else:

@@ -50,7 +50,7 @@ def run_in_order(case: Case, programs: list[Program]) -> Outcome:
                 if kind == "send":
                     if peer == rank or not 0 <= peer < world_size:
                         raise SimulationError(f"rank {rank} sends to {peer}")
-                    values = memory.read(*spans.source).copy()
+                    values = memory.read(spans.source).copy()
                     wires.setdefault((rank, peer), deque()).append((depth[rank] + 1, values))
                     messages[rank][peer] = messages[rank].get(peer, 0) + step.count
                 elif receives:
@@ -60,7 +60,7 @@ def run_in_order(case: Case, programs: list[Program]) -> Outcome:
                             f"rank {peer} sends {len(received)}, rank {rank} expects {step.count}"
                         )
                     if kind == "receive_reduce":
-                        own = memory.read(*spans.source)
+                        own = memory.read(spans.source)
                         received = received_sum(step, own, received, expressions)
                     memory.elements[begin:end] = received
                     depth[rank] = max(depth[rank], sent_depth)
@@ -68,7 +68,7 @@ def run_in_order(case: Case, programs: list[Program]) -> Outcome:
                     total = ordered_sum(step, memory, spans, rank, expressions)
                     memory.elements[begin:end] = total
                 else:
-                    memory.elements[begin:end] = memory.read(*spans.source).copy()
+                    memory.elements[begin:end] = memory.read(spans.source).copy()
                 position[rank] += 1
                 progress = True
     for rank, program in enumerate(programs):

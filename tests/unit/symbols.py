@@ -110,6 +110,8 @@ class Expressions:
         number = self.numbers.get((first, second, final))
         if number is not None:
             return number
+        if first < 0 or second < 0:
+            raise SimulationError("memory is added that nothing was written to")
         if self.ranks[first] & self.ranks[second]:
             raise SimulationError("a rank's term is added twice")
         if self.final[first] or self.final[second]:
@@ -121,12 +123,15 @@ class Expressions:
         return number
 
     def combine_arrays(self, first: np.ndarray, second: np.ndarray, final: bool) -> np.ndarray:
-        if ((first ^ second) & INDEX_MASK).any():
-            raise SimulationError("elements of different index are added")
         heads, tails = first >> INDEX_BITS, second >> INDEX_BITS
-        head, tail = int(heads[0]), int(tails[0])
-        if (heads == head).all() and (tails == tail).all():
-            return (first & INDEX_MASK) | (self.combine(head, tail, final) << INDEX_BITS)
+        # One expression all over, as in nearly every message: a single look-up will do.
+        differences = first ^ second
+        uniform = (heads == heads[0]).all() and (differences == differences[0]).all()
+        if differences[0] & INDEX_MASK or (not uniform and (differences & INDEX_MASK).any()):
+            raise SimulationError("elements of different index are added")
+        if uniform:
+            number = self.combine(int(heads[0]), int(tails[0]), final)
+            return (first & INDEX_MASK) | (number << INDEX_BITS)
         pairs = zip(heads.tolist(), tails.tolist(), strict=True)
         numbers = np.array([self.combine(a, b, final) for a, b in pairs], dtype=np.int64)
         return (first & INDEX_MASK) | (numbers << INDEX_BITS)
@@ -163,11 +168,9 @@ class Memory:
         begin = self.base[buffer] + offset
         return begin, begin + count
 
-    def read(self, begin: int, end: int) -> np.ndarray:
-        values = self.elements[begin:end]
-        if values.min() < 0:
-            raise SimulationError("memory is read that nothing was written to")
-        return values
+    def read(self, span: tuple[int, int]) -> np.ndarray:
+        """A view. What was never written is undefined, and may be moved but not added."""
+        return self.elements[span[0] : span[1]]
 
     def output(self) -> np.ndarray:
         begin = self.base["output"]
@@ -241,7 +244,7 @@ def ordered_sum(
     for term in range(expressions.world_size):
         begin = spans.source[0] if term == rank else slot
         slot += 0 if term == rank else step.stride
-        values = memory.read(begin, begin + step.count)
+        values = memory.read((begin, begin + step.count))
         last = term == expressions.world_size - 1
         total = (
             values

@@ -44,21 +44,18 @@ def offers_in_place(collective: str) -> bool:
 def cases(pair: tuple[str, str], world_size: int) -> list[Case]:
     """Counts around world_size, segmented or not, in place or not."""
     near = sorted({0, 1, world_size - 1, world_size, world_size + 1, 2 * world_size + 3})
-    places = (False, True) if offers_in_place(pair[0]) else (False,)
-    variants = list(itertools.product((0, 1, 7), places))
-    long_variants = list(itertools.product((0, 7, 64), places))
-    if world_size > ALL_COMBINATIONS_UP_TO:
-        variants = [variants[(world_size + i) % len(variants)] for i in range(2)]
-        long_variants = [long_variants[world_size % len(long_variants)]]
-    # The long ones are per rank where the whole is world_size times as long.
+    # As many elements where the whole is world_size times as long as what a rank has.
     long_count = 1000 if pair[0] in ("all_reduce", "broadcast", "reduce") else 1000 // world_size
-    plans = []
-    for number, count in enumerate(near):
-        chosen = variants
-        if world_size > ALL_COMBINATIONS_UP_TO:
-            chosen = [variants[number % len(variants)]]
-        plans += [(count, *variant) for variant in chosen]
-    plans += [(long_count, *variant) for variant in long_variants]
+    places = (False, True) if offers_in_place(pair[0]) else (False,)
+    if world_size <= ALL_COMBINATIONS_UP_TO:
+        plans = list(itertools.product(near, (0, 1, 7), places))
+        plans += list(itertools.product((long_count,), (7, 64), places))
+    else:
+        variants = list(itertools.product((0, 7, 64), places))
+        plans = [
+            (count, *variants[(world_size + number) % len(variants)])
+            for number, count in enumerate([*near, long_count])
+        ]
     root = world_size // 2
     return [
         Case(*pair, world_size, count, root, segment_count, in_place)
@@ -100,7 +97,7 @@ def test_any_root(pair: tuple[str, str], world_size: int) -> None:
     assert not failures(tried, check_in_order)
 
 
-@pytest.mark.parametrize("world_size", range(1, 10))
+@pytest.mark.parametrize("world_size", range(1, 9))
 @each_pair
 def test_any_legal_order_gives_the_same(pair: tuple[str, str], world_size: int) -> None:
     """The executor may reorder what memory does not order, and sends may not be buffered."""
@@ -113,17 +110,18 @@ def test_any_legal_order_gives_the_same(pair: tuple[str, str], world_size: int) 
     places = (False, True) if offers_in_place(pair[0]) else (False,)
     tried = [
         Case(*pair, world_size, count, world_size - 1, segment_count, in_place)
-        for count, segment_count in ((world_size + 1, 0), (4 * world_size + 3, 2))
+        for count, segment_count in ((world_size + 1, 0), (3 * world_size + 2, 2))
         for in_place in places
     ]
     assert not failures(tried, check)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5, 8, 13, 16, 24])
+@pytest.mark.parametrize("world_size", [2, 3, 5, 8, 13, 16])
 @each_pair
 def test_no_deadlock_in_the_smallest_window(pair: tuple[str, str], world_size: int) -> None:
     """Two unfinished steps a rank and unbuffered sends: every send is beside its receive."""
-    case = Case(*pair, world_size, world_size + 3, segment_count=1)
+    per_rank = pair[0] in ("reduce_scatter", "all_gather", "all_to_all")
+    case = Case(*pair, world_size, 2 if per_rank else world_size + 3, segment_count=1)
     programs = load(case)
     outcome = run_overlapped(case, programs, random.Random(world_size), window=2, temporaries=1)
     verify(case, outcome)

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 class CastExchange:
     """See `mpidp.reducer.compression.base.Exchange`."""
 
-    def __init__(
-        self, work: Work, wire: NDArray[Any], bucket: NDArray[Any], scale: float
-    ) -> None:
+    def __init__(self, work: Work, wire: NDArray[Any], bucket: NDArray[Any], scale: float) -> None:
         self._work = work
         self._wire = wire
         self._bucket = bucket
