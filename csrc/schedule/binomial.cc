@@ -16,7 +16,7 @@
 //
 // Source: Thakur, Rabenseifner and Gropp, "Optimization of collective
 // communication operations in MPICH", Int. J. High Perform. Comput. Appl. 19
-// (2005), sections 4.4 and 4.5.
+// (2005), on broadcast and on reduce.
 #include "schedule/builder.h"
 
 namespace mpidp {

@@ -16,8 +16,8 @@
 // result.
 //
 // Source: van de Geijn and Watts, "SUMMA: scalable universal matrix
-// multiplication algorithm", Concurrency: Pract. Exper. 9 (1997), section on
-// pipelined communication.
+// multiplication algorithm", Concurrency: Pract. Exper. 9 (1997), which
+// broadcasts and sums along rings, in segments.
 #include "schedule/builder.h"
 
 namespace mpidp {

@@ -22,7 +22,7 @@
 //
 // Source: the reduce-scatter is the pairwise exchange of Thakur, Rabenseifner
 // and Gropp, "Optimization of collective communication operations in MPICH",
-// Int. J. High Perform. Comput. Appl. 19 (2005), section 4.3, with the sum put
+// Int. J. High Perform. Comput. Appl. 19 (2005), on reduce-scatter, with the sum put
 // off until all terms are there.
 #include "schedule/builder.h"
 

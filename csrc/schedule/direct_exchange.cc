@@ -13,7 +13,7 @@
 //
 // Source: the pairwise exchange of Thakur, Rabenseifner and Gropp,
 // "Optimization of collective communication operations in MPICH", Int. J. High
-// Perform. Comput. Appl. 19 (2005), section 4.2.
+// Perform. Comput. Appl. 19 (2005), on all-to-all.
 #include "schedule/builder.h"
 
 namespace mpidp {

@@ -17,9 +17,9 @@
 //
 // Source: Thakur, Rabenseifner and Gropp, "Optimization of collective
 // communication operations in MPICH", Int. J. High Perform. Comput. Appl. 19
-// (2005), section 4.1; Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient
+// (2005), on allgather; Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient
 // algorithms for all-to-all communications in multiport message-passing
-// systems", IEEE Trans. Parallel Distrib. Syst. 8 (1997), section 4.
+// systems", IEEE Trans. Parallel Distrib. Syst. 8 (1997), on concatenation.
 #include "schedule/builder.h"
 
 namespace mpidp {

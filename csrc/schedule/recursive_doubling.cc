@@ -21,7 +21,7 @@
 //
 // Source: Thakur, Rabenseifner and Gropp, "Optimization of collective
 // communication operations in MPICH", Int. J. High Perform. Comput. Appl. 19
-// (2005), sections 4.1 and 4.5.
+// (2005), on allreduce.
 #include "schedule/builder.h"
 
 namespace mpidp {

@@ -34,7 +34,7 @@
 // pairs deal with the larger half.
 //
 // Source: Rabenseifner, "Optimization of collective reduction operations", ICCS
-// 2004, section 4; pairs that share the work: Rabenseifner and Traeff, "More
+// 2004, on halving and doubling; pairs that share the work: Rabenseifner and Traeff, "More
 // efficient reduction algorithms for non-power-of-two number of processors in
 // message-passing parallel systems", EuroPVM/MPI 2004.
 #include "schedule/builder.h"

@@ -17,8 +17,7 @@
 // terms. The volume is the lower bound of any all-reduce.
 //
 // Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
-// clusters of workstations", J. Parallel Distrib. Comput. 69 (2009), sections 3
-// and 4.
+// clusters of workstations", J. Parallel Distrib. Comput. 69 (2009).
 #include "schedule/builder.h"
 
 namespace mpidp {
