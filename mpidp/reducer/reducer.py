@@ -152,13 +152,15 @@ class Reducer:
         they are: zero, or what earlier micro-batches left there.
         """
         start = time.perf_counter()
-        if not self._hint:
-            # Once, at the first step: names of metrics, and the scale of the weights.
-            first = reduce_result(self._comm, result)
-            self._names = sorted(first.metrics)
-            self._hint = _power_of_two(first.weight)
         self._missing = [0] * len(self._missing)
+        # The first step agrees on names and scale. All ranks must do that at the same place among
+        # the launches: some have launched all their buckets by now, some (empty batch) none.
+        first = not self._hint
+        if first and self._codec.needs_scale:
+            self._agree(result)
         self._launch_complete()
+        if first and not self._codec.needs_scale:
+            self._agree(result)
         tail = self._tail(result, stop)
         tail_work = self._comm.all_reduce_async(tail, deterministic=True)
         wire_bytes = tail.nbytes
@@ -248,6 +250,11 @@ class Reducer:
                 )
             )
             self._launched += 1
+
+    def _agree(self, result: BatchResult) -> None:
+        total = reduce_result(self._comm, result)
+        self._names = sorted(total.metrics)
+        self._hint = _power_of_two(total.weight)
 
     def _tail(self, result: BatchResult, stop: bool) -> NDArray[np.float64]:
         names_at = _FIXED + len(self._leaves)

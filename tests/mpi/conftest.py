@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import mpidp
+from agreement import pytest_pyfunc_call  # noqa: F401 (pytest finds the hook here)
 from mpidp.config import Config
 
 # Deadline of every collective: a rank that went astray fails the others, and never hangs them.
@@ -35,25 +36,6 @@ WIRINGS = {
     # The same through shared memory.
     "slots": lambda rank: Config(timeout=TIMEOUT, slot_bytes=4096, inline_bytes=64),
 }
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """Fail a test on all ranks where it failed on one, so that no rank runs ahead alone."""
-    error = None
-    result = None
-    try:
-        result = yield
-    except Exception as caught:
-        error = caught
-    failed = MPI.COMM_WORLD.allreduce(0 if error is None else 1)
-    if failed:
-        ranks = MPI.COMM_WORLD.allgather(None if error is None else repr(error)[:300])
-        if error is None:
-            others = [f"rank {rank}: {text}" for rank, text in enumerate(ranks) if text]
-            raise AssertionError("passed on this rank, but failed on\n" + "\n".join(others))
-        raise error
-    return result
 
 
 @pytest.fixture(scope="session")
