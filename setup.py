@@ -12,6 +12,7 @@ with sanitizers; MPIDP_JOBS sets the number of compilers at work (default: the c
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -229,6 +230,18 @@ class Toolchain:
         depfile = ["-MMD", "-MF", str(target.with_suffix(".d"))]
         return [*self.cxx, *self.common, *flags, *depfile, "-c", str(source), "-o", str(target)]
 
+    def write_compile_commands(self, sources: list[Path]) -> None:
+        """Tells clang-tidy and editors how our own files are compiled."""
+        entries = [
+            {
+                "directory": str(ROOT),
+                "file": str(source),
+                "arguments": self.compile_command(source, self.object_of(source)),
+            }
+            for source in sources
+        ]
+        (ROOT / "build" / "compile_commands.json").write_text(json.dumps(entries, indent=1))
+
     def object_of(self, source: Path) -> Path:
         """Where the object file of `source` lies; same-named files of two folders stay apart."""
         if source == self.nanobind_source:
@@ -279,6 +292,7 @@ class BuildExtension(build_ext):
         with ThreadPoolExecutor(max_workers=jobs) as pool:
             for _ in pool.map(lambda pair: self.compile_one(chain, *pair), stale):
                 pass
+        chain.write_compile_commands(sources[:-1])
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         linked = chain.object_dir / target.name

@@ -208,5 +208,5 @@ built=$(extension_file)
   printf '%s\n' "$built" "$root $mpi $mpicc"
 } >"$stamp"
 library=$("$venv/bin/python" -c \
-  'import mpidp._core as c; print(" ".join(c.mpi_library().replace("Version:", "").split(",")[0].split()[:5]))')
+  'import mpidp._core as c; print(" ".join(c.mpi_library().replace("Version:", "").split("\n")[0].split(",")[0].split()))')
 echo "Ready: $venv with $library."
