@@ -34,7 +34,7 @@ class Deadline {
 struct WaitPolicy {
   // Pauses before the first yield; 0 when the waited-for process may need this
   // core.
-  std::uint32_t spins = 4000;
+  std::uint32_t spins = 300;
   // Microseconds of yielding before the futex.
   std::uint32_t yield_us = 500;
 

@@ -73,7 +73,7 @@ void copy_to_all(const ReduceArgs& args) {
     for (int d = 0; d < args.num_destinations; ++d) {
       auto* destination = static_cast<unsigned char*>(args.destinations[d]);
       if (destination == source) continue;
-      std::memcpy(destination + begin, source + begin, static_cast<std::size_t>(length));
+      copy_bytes(destination + begin, source + begin, length);
     }
   }
 }
