@@ -358,7 +358,7 @@ void NodeGroup::make_staging(double timeout) {
   const std::int64_t share = kStagingBudget / (size_ + 1) / kMinSlotBytes * kMinSlotBytes;
   const std::int64_t slot = std::max(kMinSlotBytes, std::min(settings_.slot_bytes, share));
   MemoryRegistry& registry = MemoryRegistry::instance();
-  const auto nbytes = static_cast<std::size_t>(2 * (size_ + 1) * slot);
+  const auto nbytes = static_cast<std::size_t>(std::int64_t{2} * (size_ + 1) * slot);
   std::uint32_t status = 0;
   if (my_staging_ == nullptr) {
     try {

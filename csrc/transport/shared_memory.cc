@@ -312,7 +312,8 @@ void MemoryRegistry::disown_after_fork() {
   // The mutex may be held by a thread that does not exist in the child; the
   // child is one thread.
   new (&mutex_) std::mutex();
-  for (auto& entry : segments_) entry.second.release();  // leaked: still mapped, still readable
+  for (auto& entry : segments_)
+    static_cast<void>(entry.second.release());  // leaked: still mapped, still readable
   segments_.clear();
   last_hit_ = nullptr;
   ledger_ = nullptr;
