@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What CI runs: the static checks, then the README's test command with MPICH and with Open MPI.
 set -euo pipefail
+export MPIDP_WERROR=1 # one build serves the lint and the tests
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 step() {

@@ -16,8 +16,8 @@ namespace {
 // One pause is 10 to 45 ns by processor; a microsecond of spinning is about
 // this many.
 constexpr int kPausesPerMicrosecond = 40;
-// Short, because even with a core for each rank the scheduler may let two ranks share one for a while:
-// then each meeting costs a whole spin. A yield with nobody else to run takes well below a
+// Short, because even with a core for each rank the scheduler may let two ranks share one for a
+// while: then each meeting costs a whole spin. A yield with nobody else to run takes well below a
 // microsecond, so little is lost by going over to yields early.
 constexpr std::uint32_t kDefaultSpins = 300;
 constexpr std::uint32_t kDefaultYieldUs = 500;
