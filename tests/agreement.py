@@ -13,7 +13,7 @@ def pytest_pyfunc_call(pyfuncitem):
     result = None
     try:
         result = yield
-    except Exception as caught:
+    except (Exception, pytest.fail.Exception) as caught:
         error = caught
     failed = MPI.COMM_WORLD.allreduce(0 if error is None else 1)
     if failed:

@@ -15,6 +15,7 @@ constexpr std::int64_t kInlineBytes = std::int64_t{16} << 10;
 constexpr std::int64_t kSegmentBytes = std::int64_t{256} << 10;
 constexpr std::int64_t kPieceBytes = std::int64_t{1} << 30;
 constexpr double kLeaveSeconds = 30.0;
+constexpr double kLeaveBrokenSeconds = 5.0;
 
 void fill_defaults(Settings& settings) {
   if (settings.slot_bytes <= 0) settings.slot_bytes = kSlotBytes;
@@ -393,13 +394,15 @@ void Context::close(bool synchronize) {
   engine_.stop();
   const std::lock_guard<std::mutex> lock(run_mutex_);
   closed_.store(true);
-  if (synchronize && broken_.empty()) {
+  if (synchronize) {
     try {
       // Through MPI, since a peer may look at this rank's shared memory until it has passed the
       // last meeting there: only then may the pages go.
       MPI_Request request = MPI_REQUEST_NULL;
       MPIDP_MPI_CHECK(MPI_Ibarrier(comm_, &request));
-      wait_request(request, std::min(settings_.timeout, kLeaveSeconds), policy_);
+      // Broken here does not mean broken everywhere: the others may wait for this rank.
+      const double limit = broken_.empty() ? kLeaveSeconds : kLeaveBrokenSeconds;
+      wait_request(request, std::min(settings_.timeout, limit), policy_);
       group_->release();
     } catch (const Error&) {
       // Some peer did not come. The memory stays: it may still be read.

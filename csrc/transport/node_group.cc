@@ -13,6 +13,7 @@ namespace mpidp {
 namespace {
 
 constexpr std::uint32_t kStatusOutOfMemory = 1;
+constexpr std::uint32_t kStatusGaveUp = 8;
 // How long a sleeper stays in the kernel before it looks at the clock and at
 // its peers.
 constexpr int kSliceMs = 20;
@@ -185,7 +186,7 @@ void NodeGroup::publish(std::uint32_t step) {
 
 void NodeGroup::arrive(std::uint32_t status) {
   ++step_;
-  mine_->lines[step_ & 1].status = status;
+  mine_->lines[step_ & 1].status.store(status, std::memory_order_relaxed);
   publish(step_);
 }
 
@@ -202,17 +203,19 @@ void NodeGroup::arrive_at_entry(const EntryMessage& message, const Fingerprint& 
   own.output_segment = message.output.segment;
   own.output_generation = message.output.generation;
   own.output_offset = message.output.offset;
-  own.status = 0;
+  own.status.store(0, std::memory_order_relaxed);
   mine_->details[step_ & 1] = detail;
   publish(step_);
 }
 
 std::uint32_t NodeGroup::wait_status(double timeout) {
-  std::uint32_t status = mine_->lines[step_ & 1].status;
+  std::uint32_t status = mine_->lines[step_ & 1].status.load(std::memory_order_relaxed);
   for (int i = 1; i < size_; ++i) {
     const int peer = rank_ + i < size_ ? rank_ + i : rank_ + i - size_;
     wait_for(peer, step_, timeout);
-    status |= line(peer, step_).status;
+    const std::uint32_t said = line(peer, step_).status.load(std::memory_order_acquire);
+    if ((said & kStatusGaveUp) != 0) throw_gave_up(peer);
+    status |= said;
   }
   return status;
 }
@@ -251,7 +254,15 @@ void NodeGroup::wait_slowly(int peer, std::uint32_t step, double timeout) {
     awaited.sleepers.fetch_sub(1, std::memory_order_seq_cst);
     if (awaited.step.load(std::memory_order_acquire) == step) return;
     if (interrupted()) throw Error(ErrorKind::kInterrupted, "interrupted");
-    if (deadline.passed()) throw_timeout(step, timeout);
+    // The peer will not come: it gave up at an earlier meeting.
+    if ((line(peer, step - 1).status.load(std::memory_order_acquire) & kStatusGaveUp) != 0) {
+      give_up();
+      throw_gave_up(peer);
+    }
+    if (deadline.passed()) {
+      give_up();
+      throw_timeout(step, timeout);
+    }
     if (now_us() >= next_look) {
       check_alive(step);
       next_look = now_us() + kLivenessIntervalUs;
@@ -265,6 +276,17 @@ std::vector<int> NodeGroup::missing(std::uint32_t step) const {
     if (line(peer, step).step.load(std::memory_order_acquire) != step) peers.push_back(peer);
   }
   return peers;
+}
+
+void NodeGroup::give_up() {
+  mine_->lines[step_ & 1].status.store(kStatusGaveUp, std::memory_order_release);
+}
+
+void NodeGroup::throw_gave_up(int peer) const {
+  throw Error(
+      ErrorKind::kTimeout,
+      "rank " + std::to_string(global_rank(peer)) + " gave up waiting before this rank came",
+      {global_rank(peer)});
 }
 
 void NodeGroup::throw_timeout(std::uint32_t step, double timeout) const {
@@ -282,6 +304,7 @@ void NodeGroup::check_alive(std::uint32_t step) const {
     if (!process_alive(pids_[static_cast<std::size_t>(peer)])) dead.push_back(global_rank(peer));
   }
   if (!dead.empty()) {
+    mine_->lines[step & 1].status.store(kStatusGaveUp, std::memory_order_release);
     throw Error(ErrorKind::kRankFailed, "the process of rank(s) " + list_of(dead) + " has died",
                 dead);
   }

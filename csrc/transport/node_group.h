@@ -40,7 +40,9 @@ struct alignas(64) SyncLine {
   std::uint64_t input_offset;
   std::uint32_t output_segment, output_generation;
   std::uint64_t output_offset;
-  std::uint32_t status;  // not 0: this rank cannot go on; all raise
+  // Not 0: this rank cannot go on, and all raise. Also set after the arrival, by a rank that gives
+  // up waiting: so a late rank learns at once that it is too late.
+  std::atomic<std::uint32_t> status;
   std::uint32_t reserved;
 };
 static_assert(sizeof(SyncLine) == 64);
@@ -168,6 +170,8 @@ class NodeGroup {
   void publish(std::uint32_t step);
   void wait_for(int peer, std::uint32_t step, double timeout);
   void wait_slowly(int peer, std::uint32_t step, double timeout);
+  void give_up();
+  [[noreturn]] void throw_gave_up(int peer) const;
   [[noreturn]] void throw_timeout(std::uint32_t step, double timeout) const;
   void check_alive(std::uint32_t step) const;
   std::vector<int> missing(std::uint32_t step) const;
