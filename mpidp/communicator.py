@@ -114,6 +114,7 @@ class Communicator(Collectives):
                 f"comm is {type(base).__name__}; give an mpi4py intra-communicator"
             )
         self._set_up(base.Dup(), timeout, config)
+        lifecycle.unlink_mpi_files(self._comm)
 
     def _set_up(self, comm: MPI.Comm, timeout: float | None, config: Config | None) -> None:
         """Takes over `comm`. A failure on one rank is raised on all."""

@@ -15,8 +15,11 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from types import TracebackType
+
+_FORWARDING_SECONDS = 0.3
 
 _installed = False
 
@@ -65,6 +68,8 @@ def _end_job(text: str, status: int) -> None:
         # One write, so that the lines of several ranks do not interleave.
         sys.stderr.write(text)
         sys.stderr.flush()
+    # Launchers forward output through pipes, and on an abort some drop what is still in them.
+    time.sleep(_FORWARDING_SECONDS)
     MPI.COMM_WORLD.Abort(status)
 
 

@@ -51,6 +51,23 @@ def check_build(core_library: str, mpi4py_library: str, built_against: str, vend
         )
 
 
+def unlink_mpi_files(comm: MPI.Comm) -> None:
+    """Unlink the shared memory files of MPICH, once all its ranks have mapped them.
+
+    MPICH keeps its file in /dev/shm until MPI_Finalize, so a job that is killed leaves it behind (a
+    megabyte a rank), and /dev/shm fills up over many jobs. A file without a name lives as long as a
+    process has it mapped. Collective; does nothing for communicators smaller than the world, whose
+    other ranks may not have started, nor for other MPIs, which clean up after themselves.
+    """
+    if MPI.get_vendor()[0] != "MPICH" or comm.size != MPI.COMM_WORLD.size:
+        return
+    comm.Barrier()
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
+        paths = {line.split()[-1] for line in maps if "/dev/shm/mpich_shm_" in line}
+        for path in paths:
+            os.unlink(path)
+
+
 def agree_on_settings(
     comm: MPI.Comm, timeout: float | None, config: Config | None
 ) -> tuple[Config, tuning.Table | None]:
