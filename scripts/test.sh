@@ -50,7 +50,7 @@ done
 
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
-pytest=("$venv/bin/python" -X faulthandler -m pytest -p no:cacheprovider)
+pytest=("$venv/bin/python" -X faulthandler -m pytest -p no:cacheprovider --color=no)
 
 # A sanitizer's library must come first in the process, and Python itself frees little at exit.
 case ${MPIDP_SANITIZE:-} in
@@ -71,8 +71,8 @@ summary=()
 # number_of WORD: the number before WORD in pytest's closing line.
 number_of() {
   local line
-  line=$(grep -E '^=*.* in [0-9.]+s.*' "$logs/rank-0" | tail -n 1)
-  grep -oE "[0-9]+ $1" <<<"$line" | grep -oE '^[0-9]+' || echo 0
+  line=$(grep -aE '^=*.* in [0-9.]+s.*' "$logs/rank-0" | tail -n 1)
+  grep -aoE "[0-9]+ $1" <<<"$line" | grep -aoE '^[0-9]+' || echo 0
 }
 
 # tally NAME STATUS SECONDS: books one run, and shows what the other ranks said if it failed.
@@ -94,7 +94,7 @@ tally() {
   echo "$name: FAILED (exit status $status)" >&2
   for log in "$logs"/rank-*; do
     rank=${log##*-}
-    if [ "$rank" != 0 ] && ! tail -n 1 "$log" | grep -qE '^=* ?[0-9]+ passed[^,]*(, [0-9]+ skipped)? in'; then
+    if [ "$rank" != 0 ] && ! tail -n 1 "$log" | grep -qaE '^=* ?[0-9]+ passed[^,]*(, [0-9]+ skipped)? in'; then
       printf '\n----- what rank %s said, at the end -----\n' "$rank" >&2
       tail -n 120 "$log" >&2
     fi
