@@ -29,13 +29,6 @@ class Buffer:
     @property
     def read_only(self) -> bool: ...
 
-class RegisteredMemory:
-    """Bytes that the other processes of the node can map; exports the buffer protocol (uint8)."""
-
-    @property
-    def nbytes(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-
 class Work:
     """One asynchronous collective. Dropping it does not cancel it."""
 
@@ -154,10 +147,13 @@ class Context:
     def broadcast_async(self, x: object, root: int, algorithm: str, timeout: float) -> Work: ...
     def all_to_all_async(self, x: object, out: object, algorithm: str, timeout: float) -> Work: ...
     def barrier_async(self, timeout: float) -> Work: ...
-    def allocate(self, nbytes: int) -> RegisteredMemory:
-        """Local, not collective. Raises MemoryError when the pages cannot be reserved."""
-    def close(self) -> None:
-        """Collective. Waits for pending work; further calls raise ClosedError."""
+    def allocate(self, nbytes: int) -> NDArray[Any]:
+        """Zeroed bytes that the node's processes can map. Local. MemoryError where there are none."""
+    def close(self, synchronize: bool = True) -> bool:
+        """Waits for pending work; further calls raise ClosedError. Collective if `synchronize`.
+
+        Returns whether all ranks came: only then may the communicator be freed.
+        """
 
 def schedule(
     collective: str,

@@ -166,12 +166,10 @@ class Communicator(Collectives):
         context = self._disable("the communicator is closed; create a new one")
         if os.getpid() != self._pid:
             return
-        try:
-            context.close(synchronize)
-        finally:
-            # Freeing is collective for MPI: where the others may not come, it is left to the exit.
-            if synchronize and not MPI.Is_finalized():
-                self._comm.Free()
+        # Freeing is collective for MPI, and some do not survive it with traffic outstanding: where
+        # the others did not come, it is left to the exit.
+        if context.close(synchronize) and not MPI.Is_finalized():
+            self._comm.Free()
 
     def __enter__(self) -> Communicator:
         return self

@@ -379,11 +379,13 @@ void register_context(nb::module_& module) {
       .def(
           "close",
           [](Context& self, bool synchronize) {
+            bool clean = false;
             {
               const nb::gil_scoped_release no_gil;
-              self.close(synchronize);
+              clean = self.close(synchronize);
             }
             release_finished(self);
+            return clean;
           },
           nb::arg("synchronize") = true);
 }

@@ -389,8 +389,8 @@ void Context::run_hierarchical(const Call& call) {
   direct_->execute_inner(phase, false);
 }
 
-void Context::close(bool synchronize) {
-  if (closed()) return;
+bool Context::close(bool synchronize) {
+  if (closed()) return false;
   engine_.stop();
   const std::lock_guard<std::mutex> lock(run_mutex_);
   closed_.store(true);
@@ -404,10 +404,12 @@ void Context::close(bool synchronize) {
       const double limit = broken_.empty() ? kLeaveSeconds : kLeaveBrokenSeconds;
       wait_request(request, std::min(settings_.timeout, limit), policy_);
       group_->release();
+      return broken_.empty();
     } catch (const Error&) {
       // Some peer did not come. The memory stays: it may still be read.
     }
   }
+  return false;
 }
 
 }  // namespace mpidp

@@ -75,7 +75,9 @@ class Context {
   // Collective when `synchronize`: waits for pending work and for the peers.
   // Otherwise local: for interpreter exit and broken communicators; memory that
   // peers may still read is kept.
-  void close(bool synchronize);
+  // Returns whether all ranks came, and nothing of the communicator is in use any more: only then
+  // may the caller free it.
+  bool close(bool synchronize);
 
  private:
   void find_topology(const std::vector<std::int64_t>& node_keys);

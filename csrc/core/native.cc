@@ -69,6 +69,14 @@ MPI_User_function* combiner(DType dtype, Op op) {
       return combiner<DType::kFloat32>(op);
     case DType::kFloat64:
       return combiner<DType::kFloat64>(op);
+    case DType::kInt8:
+      return combiner<DType::kInt8>(op);
+    case DType::kInt16:
+      return combiner<DType::kInt16>(op);
+    case DType::kUInt8:
+      return combiner<DType::kUInt8>(op);
+    case DType::kUInt16:
+      return combiner<DType::kUInt16>(op);
     default:
       return nullptr;
   }
@@ -156,7 +164,9 @@ NativeCollectives::Arithmetic NativeCollectives::arithmetic(DType dtype, Op op) 
   }
   Arithmetic arithmetic;
   arithmetic.type = mpi_type(dtype, half_);
-  if (is_half || (is_floating(dtype) && is_extremum)) {
+  // Sums of short integers saturate in Open MPI 5 where the processor has AVX, and wrap elsewhere.
+  const bool is_short = !is_floating(dtype) && dtype != DType::kBool && item_size(dtype) <= 2;
+  if (is_half || is_short || (is_floating(dtype) && is_extremum)) {
     MPI_Op& custom = custom_[static_cast<int>(dtype)][static_cast<int>(op)];
     if (custom == MPI_OP_NULL) {
       MPIDP_MPI_CHECK(MPI_Op_create(combiner(dtype, op), 1, &custom));

@@ -176,6 +176,10 @@ class Reducer:
         self._reset_launches()
         return ReducedStep(total, squared_norm, bool(tail[_STOP] > 0), used, wire_bytes, waited)
 
+    def forget_used(self) -> None:
+        """Starts counting anew which leaves are used; `zero` does so too."""
+        self._used[...] = False
+
     def residuals(self) -> dict[str, NDArray[Any]]:
         """This rank's error-feedback residuals, by leaf name; empty without a lossy codec."""
         found: dict[str, NDArray[Any]] = {}

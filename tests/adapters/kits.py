@@ -65,4 +65,49 @@ class AutogradKit:
         return x, y
 
 
-KITS = {"autograd": AutogradKit}
+class TorchKit:
+    """PyTorch."""
+
+    def __init__(self) -> None:
+        self._torch = pytest.importorskip("torch")
+        self._torch.set_num_threads(1)
+
+    def adapter(self, optimizer, dtype):
+        """See the module's text."""
+        from mpidp.adapters.torch import TorchAdapter
+
+        torch = self._torch
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                for name, value in initial_parameters(dtype).items():
+                    setattr(self, name, torch.nn.Parameter(torch.from_numpy(value)))
+
+            def forward(self, x):
+                hidden = x @ self.first + self.bias + x[:, :1] * self.odd
+                return torch.tanh(hidden) @ self.second
+
+        def loss(model, batch):
+            out = model(batch[0])
+            total = torch.nn.functional.cross_entropy(out, batch[1], reduction="sum")
+            return total, len(batch[1]), {"accuracy": float((out.argmax(1) == batch[1]).sum())}
+
+        model = Model()
+        parameters = model.parameters()
+        chosen = {
+            "sgd": lambda: torch.optim.SGD(parameters, 0.1),
+            "momentum": lambda: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+            "weight_decay": lambda: torch.optim.SGD(
+                parameters, 0.1, momentum=0.5, weight_decay=0.01
+            ),
+            "adam": lambda: torch.optim.AdamW(parameters, 0.01, weight_decay=0.01),
+        }[optimizer]()
+        return TorchAdapter(model, loss, chosen)
+
+    def batch(self, x, y):
+        """See the module's text."""
+        return self._torch.from_numpy(x), self._torch.from_numpy(y)
+
+
+KITS = {"autograd": AutogradKit, "torch": TorchKit}
