@@ -4,5 +4,8 @@
 folder=$1
 shift
 rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${SLURM_PROCID:-0}}}}
+# Ranks that share pytest's temporary folder sweep away each other's files.
+export PYTEST_DEBUG_TEMPROOT=$folder/tmp-$rank
+mkdir -p "$PYTEST_DEBUG_TEMPROOT"
 [ "$rank" = 0 ] || exec "$@" >"$folder/rank-$rank" 2>&1
 exec "$@"

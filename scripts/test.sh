@@ -105,7 +105,7 @@ tally() {
 run_pytest() {
   local name=$1 status=0 start=$SECONDS
   shift
-  rm -f "$logs"/*
+  rm -rf "${logs:?}"/*
   printf '\n##### %s\n' "$name"
   "$@" 2>&1 | tee "$logs/rank-0" || status=${PIPESTATUS[0]}
   tally "$name" "$status" $((SECONDS - start))
