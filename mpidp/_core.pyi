@@ -148,7 +148,7 @@ class Context:
     def all_to_all_async(self, x: object, out: object, algorithm: str, timeout: float) -> Work: ...
     def barrier_async(self, timeout: float) -> Work: ...
     def allocate(self, nbytes: int) -> NDArray[Any]:
-        """Zeroed bytes that the node's processes can map. Local. MemoryError where there are none."""
+        """Zeroed bytes that the node's processes can map. Local. Raises MemoryError."""
     def close(self, synchronize: bool = True) -> bool:
         """Waits for pending work; further calls raise ClosedError. Collective if `synchronize`.
 
