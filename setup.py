@@ -313,16 +313,20 @@ class BuildExtension(build_ext):
         run(chain.compile_command(source, target), f"compiling {shown(source)}")
 
     def copy_extensions_to_source(self) -> None:
-        """An in-place build also keeps a copy for this environment alone.
+        """An in-place build goes to a folder of this environment, not beside the Python files.
 
-        Environments with different MPIs share one source tree; each finds its own copy first.
+        Environments with different MPIs share one source tree. The second copy is for tools that
+        build in an environment made for that alone, whose name nobody finds again.
         """
-        super().copy_extensions_to_source()
+        command = self.get_finalized_command("build_py")
         for ext in self.extensions:
-            name = Path(self.get_ext_filename(ext.name)).name
-            own = ROOT / "build" / f"ext-{prefix_tag()}" / name
-            own.parent.mkdir(parents=True, exist_ok=True)
-            install(ROOT / "mpidp" / name, own)
+            built = Path(self.build_lib) / self.get_ext_filename(ext.name)
+            beside = Path(command.get_package_dir("mpidp")) / built.name
+            beside.unlink(missing_ok=True)
+            for folder in (f"ext-{prefix_tag()}", "ext-latest"):
+                target = ROOT / "build" / folder / built.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                install(built, target)
 
 
 def install(source: Path, target: Path) -> None:

@@ -1,9 +1,9 @@
 """Where `mpidp._core` is looked for when the package runs from its source tree.
 
 One tree serves several Python environments, each with its own MPI (scripts/setup.sh --mpi), and
-an extension built for one must not load in another. So an in-place build keeps a copy for each
-environment, which comes first. And a tree in which nothing was built, but which comes first on
-sys.path (`python -m mpidp` in its root), takes the extension of the installed package.
+an extension built for one must not load in another. So an in-place build goes to a folder of its
+environment, which comes first. And a tree that comes first on sys.path (`python -m mpidp` in its
+root) where this environment built nothing takes the extension of the installed package.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ def search_path(package_path: list[str]) -> list[str]:
     own = os.path.join(tree, "build", f"ext-{tag}")
     if os.path.isdir(own):
         return [own, *package_path]
-    if any(
-        name.startswith("_core.") and name != "_core.pyi" for name in os.listdir(package_path[0])
-    ):
-        return package_path
-    return list(pkgutil.extend_path(package_path, "mpidp"))
+    paths = list(pkgutil.extend_path(package_path, "mpidp"))
+    latest = os.path.join(tree, "build", "ext-latest")
+    return [*paths, latest] if os.path.isdir(latest) else paths

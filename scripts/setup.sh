@@ -72,7 +72,7 @@ require_cxx() {
 
 # What the packages of the environment depend on, and what the extension depends on.
 package_state() {
-  printf '%s\n' "$root" "$mpi" "$mpicc" "${PYTHON:-}" "$("$venv/bin/python" -VV 2>&1)"
+  printf '%s\n' "$root" "$mpi" "$mpicc" "$("$venv/bin/python" -VV 2>&1)"
   cat pyproject.toml scripts/setup.sh
 }
 extension_state() {
@@ -87,10 +87,19 @@ stamp=$venv/mpidp-stamp
 # stamp_line N: the digest of the packages (1), of the extension (2), the extension's file (3).
 stamp_line() { sed -n "${1}p" "$stamp" 2>/dev/null || true; }
 
+# True unless PYTHON asks for another version than the environment has.
+same_python() {
+  [ -z "${PYTHON:-}" ] || [ ! -x "$venv/bin/python" ] ||
+    [ "$("$venv/bin/python" -VV 2>&1)" = "$("$PYTHON" -VV 2>&1)" ]
+}
+
 make_venv() {
   local python
   if [ -f "$stamp" ] && [ "$(stamp_line 4)" != "$root $mpi $mpicc" ]; then
     echo "The MPI or the place of $venv changed: making it anew."
+    rm -rf "$venv"
+  elif ! same_python; then
+    echo "$venv has another Python than $PYTHON: making it anew."
     rm -rf "$venv"
   fi
   [ ! -x "$venv/bin/python" ] || return 0
@@ -176,7 +185,6 @@ install_packages() {
     impi) wheels=("impi-rt" "impi-devel") ;;
     system) link_system_mpi ;;
   esac
-  require_cxx
   echo "Installing packages into $venv"
   pip_install "setuptools>=64" wheel "nanobind>=2.4" ${wheels[@]+"${wheels[@]}"}
   echo "Building the extension"
@@ -185,18 +193,22 @@ install_packages() {
 }
 
 build_extension() {
-  require_cxx
   echo "Building the extension"
   PYTHONWARNINGS=ignore MPICC=$compiler "$venv/bin/python" setup.py --quiet build_ext --inplace
 }
 
-if [ -x "$venv/bin/python" ] && [ "$(stamp_line 1)" = "$(package_state | digest)" ]; then
+if [ -n "${PYTHON:-}" ]; then
+  find_python >/dev/null
+fi
+if [ -x "$venv/bin/python" ] && same_python && [ "$(stamp_line 1)" = "$(package_state | digest)" ]; then
   if [ "$(stamp_line 2)" = "$(extension_state | digest)" ] && [ -f "$(stamp_line 3)" ]; then
     echo "Nothing to do: $venv is up to date ($mpi)."
     exit 0
   fi
+  require_cxx
   build_extension
 else
+  require_cxx
   make_venv
   install_packages
 fi
