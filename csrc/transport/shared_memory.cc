@@ -122,42 +122,46 @@ PeerMemory::PeerMemory(const ProcessId& id) : pid_(id.pid) {
 }
 
 PeerMemory::~PeerMemory() {
-  for (const Mapping& mapping : mapped_) {
-    if (mapping.base != nullptr) munmap(mapping.base, mapping.nbytes);
+  for (int i = 0; i < kMaxSegments; ++i) {
+    if (mapped_[i].base != nullptr) munmap(mapped_[i].base, mapped_[i].nbytes);
   }
   munmap(const_cast<Ledger*>(ledger_), sizeof(Ledger));
 }
 
 void PeerMemory::unmap_dead() {
-  for (std::size_t i = 0; i < mapped_.size(); ++i) {
+  for (int i = 0; i < kMaxSegments; ++i) {
     Mapping& mapping = mapped_[i];
     if (mapping.base == nullptr) continue;
-    if (ledger_->entries[i].generation.load(std::memory_order_acquire) != mapping.generation) {
-      munmap(mapping.base, mapping.nbytes);
-      mapping = Mapping{};
-    }
+    const std::uint32_t mapped = mapping.generation.load(std::memory_order_relaxed);
+    if (ledger_->entries[i].generation.load(std::memory_order_acquire) == mapped) continue;
+    // No collective can be using it: the peer freed it, which it does outside of collectives only.
+    mapping.generation.store(0, std::memory_order_release);
+    munmap(mapping.base, mapping.nbytes);
+    mapping.base = nullptr;
   }
 }
 
 char* PeerMemory::resolve_slowly(const Location& location) {
-  unmap_dead();
   if (location.segment >= static_cast<std::uint32_t>(kMaxSegments)) {
     throw Error(ErrorKind::kMpidp, "a peer named a segment that cannot exist");
   }
-  if (location.segment >= mapped_.size()) mapped_.resize(location.segment + 1);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  unmap_dead();
   const LedgerEntry& entry = ledger_->entries[location.segment];
   Mapping& mapping = mapped_[location.segment];
   if (entry.generation.load(std::memory_order_acquire) != location.generation) {
     throw Error(ErrorKind::kMpidp, "a peer freed its registered array during a collective");
   }
-  mapping.nbytes = entry.nbytes;
-  mapping.base =
-      static_cast<char*>(map_peer_fd(pid_, entry.fd, entry.nbytes, PROT_READ | PROT_WRITE));
   if (mapping.base == nullptr) {
-    throw Error(ErrorKind::kMpidp,
-                system_error("cannot map registered memory of process " + std::to_string(pid_)));
+    mapping.nbytes = entry.nbytes;
+    mapping.base =
+        static_cast<char*>(map_peer_fd(pid_, entry.fd, entry.nbytes, PROT_READ | PROT_WRITE));
+    if (mapping.base == nullptr) {
+      throw Error(ErrorKind::kMpidp,
+                  system_error("cannot map registered memory of process " + std::to_string(pid_)));
+    }
+    mapping.generation.store(location.generation, std::memory_order_release);
   }
-  mapping.generation = location.generation;
   return mapping.base + location.offset;
 }
 

@@ -58,17 +58,21 @@ class PeerMemory {
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
+  // Thread-safe: communicators that share a peer resolve on their own progress threads.
   char* resolve(const Location& location) {
-    if (location.segment < mapped_.size()) {
+    if (location.segment < static_cast<std::uint32_t>(kMaxSegments)) {
       const Mapping& mapping = mapped_[location.segment];
-      if (mapping.generation == location.generation) return mapping.base + location.offset;
+      // Acquire: whoever sees the generation sees the base that belongs to it.
+      if (mapping.generation.load(std::memory_order_acquire) == location.generation) {
+        return mapping.base + location.offset;
+      }
     }
     return resolve_slowly(location);
   }
 
  private:
   struct Mapping {
-    std::uint32_t generation = 0;
+    std::atomic<std::uint32_t> generation{0};
     char* base = nullptr;
     std::size_t nbytes = 0;
   };
@@ -77,7 +81,9 @@ class PeerMemory {
 
   std::int64_t pid_;
   const Ledger* ledger_ = nullptr;
-  std::vector<Mapping> mapped_;
+  std::mutex mutex_;  // held by who changes mapped_
+  // Of fixed size, so that it never moves under a reader.
+  std::unique_ptr<Mapping[]> mapped_{new Mapping[kMaxSegments]};
 };
 
 // This process's registered memory. Thread-safe.

@@ -110,15 +110,17 @@ def test_a_thread_that_waits_does_not_hold_the_interpreter(comm):
     assert counted > 10
 
 
-def test_four_communicators_at_once():
+@pytest.mark.parametrize("turn", range(5))
+def test_four_communicators_at_once(turn):
+    # New ones each time: their first calls map the peers' memory, all at once.
     comms = [mpidp.Communicator(timeout=30) for _ in range(4)]
     try:
         works, expected = [], []
-        for turn in range(8):
+        for salt_of_round in range(8):
             # Each rank goes over the communicators in another order; each keeps its own order.
             for i in range(4):
                 comm = comms[(i + comms[0].rank) % 4]
-                salt = (i + comms[0].rank) % 4 + turn
+                salt = (i + comms[0].rank) % 4 + salt_of_round
                 x = values("float32", 20_011 + salt, comm.rank, salt=salt)
                 works.append(comm.all_reduce_async(x))
                 expected.append(reduced("float32", x.size, comm.world_size, salt=salt))
