@@ -161,37 +161,28 @@ class DataParallel(torch.nn.Module):
         )
         self._views = [as_tensor(view) for view in self._reducer.gradient_views]
         self._weighed = False
-        # Gradients that were None before the step, and go back to that if no rank makes them.
-        self._was_none = [False] * len(self._trainable)
         for index, (_, parameter) in enumerate(self._trainable):
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._hook_of(index)))
 
     def _prepare(self) -> None:
-        """Before a forward: parameters unfrozen since get buckets, and gradients their views."""
+        """Before a forward: parameters that were unfrozen since get a place in the buckets."""
         known = {id(parameter) for _, parameter in self._trainable}
         if any(p.requires_grad and id(p) not in known for p in self.module.parameters()):
             self.detach()
             self._attach()
-        for index, (_, parameter) in enumerate(self._trainable):
-            view = self._views[index]
-            if parameter.grad is None and parameter.requires_grad:
-                view.zero_()
-                parameter.grad = view
-                self._was_none[index] = True
-            elif parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
-                view.copy_(parameter.grad)
-                parameter.grad = view
 
     def _hook_of(self, index: int) -> Callable[[torch.Tensor], None]:
         def gradient_is_ready(parameter: torch.Tensor) -> None:
             view = self._views[index]
             gradient = parameter.grad
             if gradient is not None and gradient.data_ptr() != view.data_ptr():
-                # The loop cleared it after the forward.
+                # Fresh from the backward, since the loop had set it to None. Copying it is cheaper
+                # than to lend zeroed memory before, which the backward would read and add to.
                 view.copy_(gradient)
                 parameter.grad = view
             if not self._running:
                 self._running = True
+                self._reducer.equal_weights = not self._weighed
                 self._reducer.begin(synchronize=self._synchronize)
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
             self._reducer.mark_ready(index)
@@ -203,13 +194,16 @@ class DataParallel(torch.nn.Module):
         if not self._synchronize:
             return
         weight = self._weight if self._weighed else 1.0
+        self._reducer.equal_weights = not self._weighed
         self._weight, self._weighed = 0.0, False
+        for index, (_, parameter) in enumerate(self._trainable):
+            if parameter.grad is None:  # not used on this rank
+                self._views[index].zero_()
         reduced = self._reducer.finish(BatchResult(weight))
         self._reducer.forget_used()
         for index, (_, parameter) in enumerate(self._trainable):
-            if self._was_none[index] and not reduced.used[index]:
-                parameter.grad = None
-            self._was_none[index] = False
+            if parameter.grad is None and reduced.used[index]:
+                parameter.grad = self._views[index]
 
 
 class TorchAdapter:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpidp import _core
 from mpidp.errors import MismatchError, MpidpError
 from mpidp.reducer.compression.base import Codec, Exchange
 from mpidp.reducer.compression.plain import Plain
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 # The tail's fixed slots; then one for each leaf (ranks that used it), then the metrics.
 _WEIGHT, _LOSS, _STOP, _NEW_NAMES = range(4)
 _FIXED = 4
+# Elements widened at a time for the norm: small enough to stay in the second-level cache.
+_NORM_BLOCK = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -45,21 +48,15 @@ class ReducedStep:
     """What all ranks know after a step; identical on all of them but for `wait_seconds`.
 
     `result` is the sum over all ranks and micro-batches; the gradients are divided by its weight.
-    `squared_norm` is of the averaged gradient, in float64. `used[i]` tells whether any rank's
-    backward used leaf i. `wire_bytes` is what one rank put into the exchanges, in encoded form.
+    `used[i]` tells whether any rank's backward used leaf i. `wire_bytes` is what one rank put into
+    the exchanges, in encoded form.
     """
 
     result: BatchResult
-    squared_norm: float
     stop: bool
     used: NDArray[np.bool_]
     wire_bytes: int
     wait_seconds: float
-
-    @property
-    def finite(self) -> bool:
-        """Whether no gradient is infinite or NaN."""
-        return math.isfinite(self.squared_norm)
 
 
 class Reducer:
@@ -75,6 +72,9 @@ class Reducer:
         ...backward, whose hooks call reducer.mark_ready(i)...
         step = reducer.finish(result)              # now gradient_views hold the averages
 
+    With `equal_weights` every rank counts alike, whatever its result's weight: the gradients are
+    the mean over ranks, which costs no extra pass over them.
+
     `codec` encodes what goes over the wire (see mpidp.reducer.compression). With `rebuild` the
     buckets are planned anew once, after the first step, by the order in which rank 0's gradients
     became ready; `generation` changes then, and the views must be bound anew.
@@ -89,6 +89,7 @@ class Reducer:
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         first_bucket_bytes: int = DEFAULT_FIRST_BUCKET_BYTES,
         rebuild: bool = True,
+        equal_weights: bool = False,
     ) -> None:
         self._comm = comm
         self._leaves = list(leaves)
@@ -100,6 +101,7 @@ class Reducer:
         self._hint = 0.0  # a power of two near the last total weight; 0 until the first step
         self._used = np.zeros(len(self._leaves), dtype=np.bool_)
         self._rebuild = rebuild
+        self.equal_weights = equal_weights
         self._observed: list[int] = []
         self._synchronize = False
         self._missing: list[int] = []  # gradients that each bucket still waits for
@@ -170,11 +172,25 @@ class Reducer:
         tail_work.wait()
         waited = time.perf_counter() - start
         total = self._read_tail(tail, result)
-        squared_norm = self._average(total.weight)
+        self._average(total.weight)
         used = tail[_FIXED : _FIXED + len(self._leaves)] > 0
         self._hint = _power_of_two(total.weight) or self._hint
         self._reset_launches()
-        return ReducedStep(total, squared_norm, bool(tail[_STOP] > 0), used, wire_bytes, waited)
+        return ReducedStep(total, bool(tail[_STOP] > 0), used, wire_bytes, waited)
+
+    def squared_norm(self) -> float:
+        """The squared norm of all gradients, in float64; not finite if one of them is not.
+
+        Collective: each rank sums a part, so all get the same bits, even on unlike processors.
+        """
+        mine = np.zeros(1)
+        for bucket in self._buckets:
+            offset, count = _core.chunk_of(bucket.size, self._comm.world_size, self._comm.rank)
+            for first in range(offset, offset + count, _NORM_BLOCK):
+                block = bucket[first : min(first + _NORM_BLOCK, offset + count)]
+                wide = block if block.dtype.itemsize >= 8 else block.astype(np.float64)
+                mine += np.vdot(wide, wide).real
+        return float(self._comm.all_reduce(mine, deterministic=True)[0])
 
     def forget_used(self) -> None:
         """Starts counting anew which leaves are used; `zero` does so too."""
@@ -251,6 +267,7 @@ class Reducer:
                     self._buckets[number],
                     self._residuals.get(number),
                     self._hint or 1.0,
+                    self.equal_weights,
                 )
             )
             self._launched += 1
@@ -280,15 +297,14 @@ class Reducer:
         metrics = {name: float(v) for name, v in zip(self._names, values, strict=True)}
         return BatchResult(float(tail[_WEIGHT]), float(tail[_LOSS]), metrics)
 
-    def _average(self, weight: float) -> float:
-        """Divides the sums by the total weight; returns the squared norm of the average."""
-        squared_norm = 0.0
-        for bucket in self._buckets:
-            if weight > 0:
-                bucket /= bucket.dtype.type(weight)
-            wide = bucket if bucket.dtype.itemsize >= 8 else bucket.astype(np.float64)
-            squared_norm += float(np.vdot(wide, wide).real)
-        return squared_norm
+    def _average(self, weight: float) -> None:
+        """Divides the sums by the total weight."""
+        if self.equal_weights and not self._codec.lossy:
+            return  # the exchange did
+        divisor = self._comm.world_size if self.equal_weights else weight
+        if divisor > 0 and divisor != 1:
+            for bucket in self._buckets:
+                bucket /= bucket.dtype.type(divisor)
 
 
 def _power_of_two(weight: float) -> float:

@@ -87,10 +87,12 @@ class Synchronous:
             reducer.begin(synchronize=number == len(batches) - 1)
             result = result + adapter.compute_gradients(batch)
         reduced = reducer.finish(result, stop=stop)
-        norm = math.sqrt(reduced.squared_norm) if reduced.squared_norm >= 0 else math.nan
-        if not reduced.finite and self._nonfinite == "raise":
+        squared_norm = reducer.squared_norm()
+        norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
+        finite = math.isfinite(norm)
+        if not finite and self._nonfinite == "raise":
             raise MpidpError(f"the averaged gradient is not finite (its norm is {norm})")
-        applies = reduced.finite or self._nonfinite == "apply"
+        applies = finite or self._nonfinite == "apply"
         if applies and reduced.result.weight > 0:
             self._clip(reducer.gradient_views, norm)
             adapter.apply_gradients(learning_rate)

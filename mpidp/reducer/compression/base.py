@@ -39,8 +39,10 @@ class Codec(Protocol):
         bucket: NDArray[Any],
         residual: NDArray[Any] | None,
         scale: float,
+        mean: bool,
     ) -> Exchange:
         """Starts the exchange. `scale` is a power of two near the total weight, equal on all
         ranks: bucket / scale is about as large as an averaged gradient. The residual is of the
-        bucket's units.
+        bucket's units. A codec that is not lossy divides by the number of ranks where `mean` is
+        true; after a lossy one the reducer does.
         """

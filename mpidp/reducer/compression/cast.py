@@ -51,6 +51,7 @@ class Cast:
         bucket: NDArray[Any],
         residual: NDArray[Any] | None,
         scale: float,
+        mean: bool,
     ) -> CastExchange:
         """See `Codec.start`."""
         assert residual is not None

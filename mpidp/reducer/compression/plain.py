@@ -35,6 +35,9 @@ class Plain:
         bucket: NDArray[Any],
         residual: NDArray[Any] | None,
         scale: float,
+        mean: bool,
     ) -> PlainExchange:
         """See `Codec.start`."""
-        return PlainExchange(comm.all_reduce_async(bucket), bucket.nbytes)
+        return PlainExchange(
+            comm.all_reduce_async(bucket, op="mean" if mean else "sum"), bucket.nbytes
+        )
