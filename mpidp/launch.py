@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from types import TracebackType
+from typing import Any
 
 _FORWARDING_SECONDS = 0.3
 
@@ -45,17 +46,21 @@ def install_excepthook() -> None:
 def _abort_on_exception(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    from mpi4py import MPI
-
-    if not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.Get_size() == 1:
+    # Not imported here: it may be the very import of mpi4py that failed.
+    mpi4py_mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi4py_mpi is None or _is_alone(mpi4py_mpi):
         sys.__excepthook__(kind, error, trace)
         return
     interrupted = issubclass(kind, KeyboardInterrupt)
-    prefix = f"[rank {MPI.COMM_WORLD.Get_rank()}] "
+    prefix = f"[rank {mpi4py_mpi.COMM_WORLD.Get_rank()}] "
     # After Ctrl-C every rank raises: P tracebacks would tell nothing.
     lines = ["interrupted\n"] if interrupted else traceback.format_exception(kind, error, trace)
     text = "".join(prefix + line + "\n" for line in "".join(lines).splitlines())
     _end_job(text, 130 if interrupted else 1)
+
+
+def _is_alone(mpi: Any) -> bool:
+    return not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1
 
 
 def _end_job(text: str, status: int) -> None:

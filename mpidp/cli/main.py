@@ -87,6 +87,15 @@ def run(args: list[str] | None = None) -> int:
     except BuildMismatchError as error:
         report_error(f"mpidp: {error}")
         return 1
+    except RuntimeError as error:
+        # What mpi4py's import says; anything else is not ours to explain.
+        if "cannot load MPI library" not in str(error):
+            raise
+        report_error(
+            "mpidp: mpi4py cannot load an MPI library: load the MPI's module or add its folder to "
+            "LD_LIBRARY_PATH, or build mpi4py for it (pip install --no-binary=mpi4py mpi4py)"
+        )
+        return 1
     return status if isinstance(status, int) else 0
 
 
