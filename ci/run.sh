@@ -11,5 +11,8 @@ step() {
   printf '===== %s: %d s\n' "$*" $((SECONDS - start))
 }
 step scripts/lint.sh
+# The PyTorch tests run where a CPU build can be had; they skip themselves elsewhere.
+timeout 300 .venv/bin/python -m pip install --quiet "${MPIDP_CI_TORCH:-torch==2.13.0}" ||
+  echo "no PyTorch: its tests are skipped"
 step scripts/test.sh --mpi mpich
 step scripts/test.sh --mpi openmpi
