@@ -234,3 +234,16 @@ def test_numpy_dtype():
 def test_the_extensions_buffer_checks_its_own_arguments():
     with pytest.raises(InvalidBufferError):
         _core.Buffer(4096, 3, "float99")
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int64", "bool", "complex64"])
+def test_torch_tensors(name):
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(3, 4, dtype=getattr(torch, name))
+    buffer = as_buffer(x, writable=True)
+    assert (buffer.pointer, buffer.count, buffer.dtype) == (x.data_ptr(), 12, name)
+    with pytest.raises(InvalidBufferError, match="not C-contiguous"):
+        as_buffer(x.T)
+    if x.is_floating_point():
+        with pytest.raises(InvalidBufferError, match="require"):
+            as_buffer(x.requires_grad_())
