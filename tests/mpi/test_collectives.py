@@ -6,7 +6,6 @@ from inputs import difference, reduced, values
 
 PATHS = [
     ("memory", "auto"),
-    ("memory", "direct"),
     ("memory", "ring"),
     ("memory", "recursive_halving"),
     ("memory", "recursive_doubling"),
