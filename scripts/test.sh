@@ -112,11 +112,11 @@ run_pytest() {
 }
 
 if [ ${#serial[@]} -gt 0 ]; then
-  run_pytest "no MPI" timeout -k 10 600 "${pytest[@]}" "${serial[@]}" ${options[@]+"${options[@]}"}
+  run_pytest "no MPI" timeout -k 10 1500 "${pytest[@]}" "${serial[@]}" ${options[@]+"${options[@]}"}
 fi
 if [ ${#parallel[@]} -gt 0 ]; then
   for count in ${ranks//,/ }; do
-    run_pytest "$count ranks" mpi_run "$count" 600 "$root/scripts/rank.sh" "$logs" \
+    run_pytest "$count ranks" mpi_run "$count" 900 "$root/scripts/rank.sh" "$logs" \
       "${pytest[@]}" --with-mpi "${parallel[@]}" ${options[@]+"${options[@]}"}
   done
 fi
