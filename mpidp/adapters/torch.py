@@ -243,7 +243,7 @@ class TorchAdapter:
     def write_leaf(self, index: int, value: NDArray[Any]) -> None:
         """See `Adapter.write_leaf`."""
         with torch.no_grad():
-            self._named[index][1].copy_(as_tensor(np.ascontiguousarray(value)))
+            self._named[index][1].copy_(as_tensor(np.asarray(value, order="C")))
 
     def bind_gradients(self, views: Sequence[NDArray[Any]] | None) -> None:
         """See `Adapter.bind_gradients`."""
@@ -300,7 +300,7 @@ class TorchAdapter:
         own = self.model.state_dict()
         loaded = {}
         for name, value in own.items():
-            found = as_tensor(np.ascontiguousarray(state[prefix + name]))
+            found = as_tensor(np.asarray(state[prefix + name], order="C"))
             if found.shape != value.shape or found.dtype != value.dtype:
                 raise ValueError(f"{name} does not fit: {found.dtype}{list(found.shape)}")
             loaded[name] = found

@@ -3,7 +3,8 @@
 A checkpoint is one file `step-NNNNNNNNNN.safetensors`: the arrays, the metadata as JSON in its
 header, and a SHA-256 of both. Loading runs no code. A file is written under a temporary name in the
 same folder, flushed to the disk and renamed, so that a killed write leaves the older ones as they
-were; the newest `keep` stay.
+were; the newest `keep` stay. Files of later steps than the one just written are of a run that this
+one went back behind (another run, or a damaged file): they are set aside as `*.superseded`.
 """
 
 from __future__ import annotations
@@ -59,18 +60,19 @@ def save(
     `arrays` and `meta` (JSON values) are rank 0's; `per_rank` holds what differs by rank, such as
     compression residuals. Raises `CheckpointError` on every rank where the write fails.
     """
-    mine = {name: np.ascontiguousarray(value) for name, value in (per_rank or {}).items()}
+    mine = {name: _plain(value) for name, value in (per_rank or {}).items()}
     parts = comm.all_gather_object(mine)
     path = Path(directory) / f"step-{step:010d}.safetensors"
     failure = None
     if comm.rank == 0:
-        tensors = {_SHARED + name: np.ascontiguousarray(value) for name, value in arrays.items()}
-        for rank, part in enumerate(parts):
-            tensors.update((f"rank{rank}/{name}", value) for name, value in part.items())
+        # Whatever goes wrong here, the other ranks wait to hear of it.
         try:
+            tensors = {_SHARED + name: _plain(value) for name, value in arrays.items()}
+            for rank, part in enumerate(parts):
+                tensors.update((f"rank{rank}/{name}", value) for name, value in part.items())
             _write(path, tensors, {**meta}, comm.world_size)
             _prune(path, keep)
-        except (OSError, ValueError, TypeError) as error:
+        except Exception as error:
             failure = f"cannot write checkpoint {path}: {error}"
     failure = comm.broadcast_object(failure, root=0)
     if failure is not None:
@@ -86,7 +88,10 @@ def load(comm: Communicator, directory: str | Path) -> Loaded:
     """
     outcome: tuple[Path, dict[str, Any], dict[str, Any]] | str | None = None
     if comm.rank == 0:
-        outcome = _newest_whole(Path(directory))
+        try:
+            outcome = _newest_whole(Path(directory))
+        except Exception as error:  # the other ranks wait to hear of it
+            outcome = f"cannot read {directory}: {error}"
     outcome = comm.broadcast_object(outcome, root=0)
     if isinstance(outcome, str):
         raise CheckpointError(outcome)
@@ -103,18 +108,23 @@ def load(comm: Communicator, directory: str | Path) -> Loaded:
 
 def read(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """(arrays with their prefixes, metadata) of one file. Raises `CheckpointError`. Local."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     path = Path(path)
     try:
         with safe_open(str(path), framework="numpy") as file:
             header = file.metadata() or {}
+            # Before the arrays: foreign ones may be of types that NumPy does not have.
+            if header.get("format") != FORMAT:
+                found = header.get("format", "none")
+                raise CheckpointError(
+                    f"{path} is no mpidp checkpoint (format {found!r}, not {FORMAT!r})"
+                )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:
         raise CheckpointError(f"{path} is damaged or no checkpoint: {error}") from error
-    if header.get("format") != FORMAT:
-        found = header.get("format", "none")
-        raise CheckpointError(f"{path} is no mpidp checkpoint (format {found!r}, not {FORMAT!r})")
     if header.get("sha256") != _digest(tensors, header.get("meta", "")):
         raise CheckpointError(f"{path} is damaged: its checksum does not fit its content")
     meta: dict[str, Any] = json.loads(header["meta"])
@@ -174,7 +184,11 @@ def _write(
 
 
 def _prune(newest: Path, keep: int) -> None:
-    for old in files(newest.parent)[max(keep, 1) :]:
+    found = files(newest.parent)
+    here = found.index(newest)
+    for later in found[:here]:
+        later.replace(later.with_name(later.name + ".superseded"))
+    for old in found[here:][max(keep, 1) :]:
         old.unlink(missing_ok=True)
     # What killed writers left behind. Only rank 0 of one job writes to a folder.
     for stray in newest.parent.glob(".step-*.safetensors.*.tmp"):
@@ -184,7 +198,13 @@ def _prune(newest: Path, keep: int) -> None:
 def _digest(tensors: Mapping[str, NDArray[Any]], meta: str) -> str:
     digest = hashlib.sha256(meta.encode())
     for name in sorted(tensors):
-        array = np.ascontiguousarray(tensors[name])
+        array = _plain(tensors[name])
         digest.update(f"{name} {array.dtype.name} {array.shape}".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
+
+
+def _plain(value: NDArray[Any]) -> NDArray[Any]:
+    """The array in C and native byte order, as it is stored; a scalar stays of no dimensions."""
+    array = np.asarray(value, order="C")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

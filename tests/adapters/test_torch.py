@@ -12,7 +12,7 @@ import mpidp
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
 
-from mpidp.adapters.torch import data_parallel  # noqa: E402 (torch may be missing)
+from mpidp.adapters.torch import TorchAdapter, data_parallel  # noqa: E402 (torch may be missing)
 
 RTOL = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -300,3 +300,24 @@ def test_detach_gives_the_module_back(alone):
     loss_of(model, data(2, 0)).backward()
     assert model.detach() is net
     loss_of(net, data(2, 0)).backward()
+
+
+def test_an_adapter_keeps_scalars_scalar(comm):
+    """Batch normalization counts its batches in an array of no dimensions."""
+    net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5))
+    net.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    def loss(model, batch):
+        return (model(batch[0]) * model.scale).sum(), len(batch[0]), {}
+
+    adapter = TorchAdapter(net, loss, torch.optim.SGD(net.parameters(), 0.1, momentum=0.9))
+    trainer = mpidp.Trainer(adapter, comm)
+    trainer.strategy.step([(data(4, comm.rank, torch.float32)[0],)])
+    state = adapter.state_dict()
+    adapter.load_state_dict(state)
+    for name, value in adapter.state_dict().items():
+        assert np.shape(value) == np.shape(state[name]), name
+    index = [leaf.name for leaf in adapter.leaves()].index("scale")
+    adapter.write_leaf(index, np.array(3.0, np.float32))
+    assert adapter.read_leaf(index).shape == ()
+    assert net.scale.item() == 3

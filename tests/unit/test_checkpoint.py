@@ -14,6 +14,8 @@ ARRAYS = {
     "weight": np.arange(12.0).reshape(3, 4),
     "steps": np.array([3], dtype=np.int64),
     "none": np.zeros((0, 2), dtype=np.float32),
+    "scalar": np.array(5, dtype=np.int64),
+    "transposed": np.arange(6.0).reshape(2, 3).T,
 }
 
 
@@ -35,6 +37,7 @@ def test_round_trip_is_bitwise(comm, tmp_path):
     assert loaded.arrays.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
         assert loaded.arrays[name].dtype == array.dtype
+        assert loaded.arrays[name].shape == array.shape
         assert loaded.arrays[name].tobytes() == array.tobytes()
     assert loaded.per_rank["residual"].tobytes() == residuals["residual"].tobytes()
 
@@ -106,3 +109,35 @@ def test_remains_of_a_killed_write_are_cleared(comm, tmp_path):
 def test_metadata_must_be_json(comm, tmp_path):
     with pytest.raises(CheckpointError, match="cannot write"):
         checkpoint.save(comm, tmp_path, ARRAYS, {"bad": object()})
+
+
+def test_bytes_of_another_order_keep_their_values(comm, tmp_path):
+    checkpoint.save(comm, tmp_path, {"x": np.array([1.5, -2.0], dtype=">f8")}, {})
+    np.testing.assert_array_equal(checkpoint.load(comm, tmp_path).arrays["x"], [1.5, -2.0])
+
+
+@pytest.mark.parametrize("bad", [np.ones(2, np.complex128), np.array(["a"]), np.array([None])])
+def test_arrays_that_the_format_lacks_are_refused(comm, tmp_path, bad):
+    with pytest.raises(CheckpointError, match="cannot write"):
+        checkpoint.save(comm, tmp_path, {"bad": bad}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_new_run_in_a_used_folder_keeps_its_own_files(comm, tmp_path, keep):
+    for step in (99, 100):
+        checkpoint.save(comm, tmp_path, ARRAYS, {"run": "old"}, step=step)
+    path = checkpoint.save(comm, tmp_path, ARRAYS, {"run": "new"}, step=1, keep=keep)
+    assert checkpoint.files(tmp_path) == [path]
+    assert checkpoint.load(comm, tmp_path).meta["run"] == "new"
+    aside = tmp_path / "step-0000000100.safetensors.superseded"
+    assert checkpoint.read(aside)[1]["run"] == "old"
+
+
+def test_a_run_resumed_before_a_damaged_file_keeps_what_it_writes(comm, tmp_path):
+    checkpoint.save(comm, tmp_path, ARRAYS, {"epoch": 1}, step=1)
+    damaged = checkpoint.save(comm, tmp_path, ARRAYS, {"epoch": 5}, step=5)
+    damaged.write_bytes(b"half")
+    assert checkpoint.load(comm, tmp_path).meta["epoch"] == 1
+    path = checkpoint.save(comm, tmp_path, ARRAYS, {"epoch": 2}, step=2, keep=1)
+    assert checkpoint.load(comm, tmp_path).path == path
