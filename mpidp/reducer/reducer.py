@@ -8,6 +8,7 @@ tail (weights, losses, flags) rides along with the last bucket.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -115,7 +116,18 @@ class Reducer:
         return self._plan
 
     def zero(self) -> None:
-        """Clears the gradients for a new step. Collective only when the buckets are rebuilt."""
+        """Clears the gradients for a new step. Collective only when the buckets are rebuilt.
+
+        Drops a step whose backward failed before `finish`, provided it failed on all ranks alike:
+        what it has launched is waited for, so that nothing writes into the new step's gradients.
+        """
+        dropped = self._exchanges
+        self._reset_launches()
+        for exchange in dropped:
+            # The caller has seen the error of that step, and goes on; a communicator that is
+            # broken says so again at the next collective.
+            with contextlib.suppress(MpidpError):
+                exchange.wait()
         if self._rebuild and self._hint:
             self._rebuild = False
             self._adopt_order()

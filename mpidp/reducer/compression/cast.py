@@ -60,7 +60,8 @@ class Cast:
         wire = self._wire_of(comm, bucket)
         wanted = bucket / number(scale)
         # A value out of range saturates; the excess stays in the residual. NaN and Inf go through.
-        largest = number(_largest(self._dtype))
+        # The sum over the ranks stays in range too; half, since its roundings may add up.
+        largest = number(_largest(self._dtype) / (2 * comm.world_size))
         finite = np.isfinite(wanted)
         np.copyto(wanted, np.clip(wanted, -largest, largest), where=finite)
         wire[...] = wanted.astype(self._dtype)
