@@ -211,7 +211,13 @@ class Communicator(Collectives):
             raise InvalidArgumentError(f'device {device!r}: expected "cpu"')
         found = numpy_dtype(dtype)
         nbytes = num_elements(shape) * found.itemsize
-        memory = self._context.allocate(nbytes) if nbytes else None
+        try:
+            memory = self._context.allocate(nbytes) if nbytes else None
+        except MemoryError:
+            raise MemoryError(
+                f"cannot reserve {nbytes} bytes of registered memory: the node or the job's memory "
+                "limit has less left; use smaller arrays, or free some"
+            ) from None
         array: NDArray[Any] = np.ndarray(shape, found, buffer=memory)
         return array
 

@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,10 @@ _RANK_VARIABLES = (
     "PALS_RANKID",
     "SLURM_PROCID",
 )
+
+# Open MPI's launcher ends the job at the first rank that fails, and then rank 0's line is lost.
+_ENDS_JOB_AT_ONCE = "OMPI_COMM_WORLD_RANK"
+_RANK_0_SPEAKS_SECONDS = 5.0
 
 
 def rank_of_job(environ: Mapping[str, str] | None = None) -> int:
@@ -67,11 +72,14 @@ class Command(click.Command):
 
 
 def report_error(message: str) -> None:
-    """One line on standard error, from rank 0 only."""
-    if rank_of_job() == 0:
-        line = " ".join(message.split())
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
+    """One line on standard error, from rank 0 only; to be followed by the end of the process."""
+    if rank_of_job() != 0:
+        if _ENDS_JOB_AT_ONCE in os.environ:
+            time.sleep(_RANK_0_SPEAKS_SECONDS)
+        return
+    line = " ".join(message.split())
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def fail_together(comm: MPI.Comm, message: str | None) -> None:

@@ -98,7 +98,8 @@ def test_more_memory_than_there_is_is_an_error_and_no_crash():
         """
 try:
     comm.empty(1 << 50, "uint8")
-except MemoryError:
+except MemoryError as error:
+    assert str(1 << 50) in str(error)
     print("refused")
 comm.all_reduce(x)
 """,
