@@ -114,11 +114,10 @@ def _watch_sigterm() -> None:
 
 
 def _terminate() -> None:
-    from mpi4py import MPI
-
-    if not MPI.Is_initialized() or MPI.Is_finalized():
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return
-    rank = MPI.COMM_WORLD.Get_rank()
+    # Importing it would start MPI, in a job that is being ended.
+    mpi4py_mpi: Any = sys.modules.get("mpi4py.MPI")
+    is_initialized = getattr(mpi4py_mpi, "Is_initialized", None)  # None in mid-import, too
+    if is_initialized is None or not is_initialized() or mpi4py_mpi.Is_finalized():
+        os._exit(143)  # the default action cannot be restored outside the main thread
+    rank = mpi4py_mpi.COMM_WORLD.Get_rank()
     _end_job(f"[rank {rank}] terminated by SIGTERM; ending the job\n", 143)
