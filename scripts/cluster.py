@@ -143,9 +143,9 @@ def _state_folder() -> Path:
 
 @contextlib.contextmanager
 def _locked(name: str) -> Iterator[Path]:
-    """The state file of a cluster, no other process changing that cluster meanwhile."""
+    """The state file of a cluster, no other process changing clusters meanwhile."""
     folder = _state_folder()
-    with (folder / f"{name}.lock").open("w") as lock:
+    with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder / f"{name}.json"
 
@@ -396,8 +396,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def end_by_exception() -> None:
+    """Has SIGTERM raise SystemExit, so that what was made is removed on the way out."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: the job's, 0, or 2 with one line for bad usage."""
+    end_by_exception()
     parser = _parser()
     options = parser.parse_args(arguments)
     try:

@@ -104,7 +104,7 @@ def measure(options: argparse.Namespace) -> int:
                     taken[name].append(slowest(one_of(x, name)))
             times[str(nbytes)] = {name: statistics.median(t) for name, t in taken.items()}
         topology = {"num_nodes": comm.num_nodes, "local_size": comm.local_size}
-        library = MPI.Get_library_version().splitlines()[0].strip()
+        library = MPI.Get_library_version().splitlines()[0].strip(" \0")
     if world.rank == 0:
         result = {
             "mpi": library,
@@ -237,6 +237,7 @@ def main() -> int:
         parser.add_argument("--sizes", type=lambda text: [int(s) for s in text.split(",")])
         parser.add_argument("--output", type=Path)
         return measure(parser.parse_args(sys.argv[2:]))
+    emulated.end_by_exception()
     try:
         return compare(parser.parse_args())
     except emulated.ClusterError as error:

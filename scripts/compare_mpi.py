@@ -241,6 +241,9 @@ def launch(venv: Path, world_size: int, command: Sequence[str], timeout: float) 
         process.terminate()
         output, _ = process.communicate(timeout=30)
         output += f"\nended after {timeout:g} s"
+    except BaseException:
+        process.terminate()
+        raise
     if process.returncode != 0:
         raise SystemExit(f"compare_mpi.py: {' '.join(words)} failed:\n{output}")
 
