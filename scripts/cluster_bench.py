@@ -175,6 +175,9 @@ def compare(options: argparse.Namespace) -> int:
     name = f"bench{os.getpid()}"
     python = options.python or emulated.default_mpiexec(options.mpi).parent / "python"
     found = []
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"warning: the load is {load:.1f}: other work disturbs all figures", file=sys.stderr)
     made = emulated.up(options.hosts, options.rate, name, options.mtu)
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -207,7 +210,7 @@ def compare(options: argparse.Namespace) -> int:
         emulated.down(name)
     print("\n".join(lines := verdicts(found, options.hosts, made.rate_bytes)))
     if options.json:
-        document = {"hosts": options.hosts, "rate": options.rate, "mtu": options.mtu}
+        document = {"hosts": options.hosts, "rate": options.rate, "mtu": options.mtu, "load": load}
         text = json.dumps({**document, "cases": found, "verdicts": lines}, indent=2)
         options.json.write_text(text + "\n", encoding="utf-8")
     return 0

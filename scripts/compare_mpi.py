@@ -287,6 +287,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     venvs = {mpi: set_up(mpi) for mpi in options.mpi}
     first = venvs[options.mpi[0]]
     with_gloo = has_torch(first)
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"warning: the load is {load:.1f}: other work disturbs all figures", file=sys.stderr)
     by_world_size: dict[int, Series] = {}
     floors: dict[str, list[dict[int, float]]] = {mpi: [] for mpi in options.mpi}
     libraries: dict[str, str] = {}
@@ -317,7 +320,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             print("\n".join(table(by_world_size[world_size], options.mpi, world_size)), flush=True)
     shares = {mpi: medians(found) for mpi, found in floors.items()}
     return {
-        "machine": {"processor": platform.processor(), "cores": os.cpu_count()},
+        "machine": {"processor": platform.processor(), "cores": os.cpu_count(), "load": load},
         "date": time.strftime("%Y-%m-%d"),
         "libraries": libraries,
         "rounds": options.rounds,
