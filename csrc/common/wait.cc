@@ -22,6 +22,8 @@ constexpr int kPausesPerMicrosecond = 40;
 constexpr std::uint32_t kDefaultSpins = 300;
 constexpr std::uint32_t kDefaultYieldUs = 500;
 constexpr std::uint32_t kOversubscribedYieldUs = 300;
+constexpr std::uint32_t kDefaultPollUs = 5000;
+constexpr std::uint32_t kOversubscribedPollUs = 200;
 
 // Cores by the control group's CPU quota (cgroup v2), or 0 for no limit.
 int cgroup_cores() {
@@ -42,6 +44,7 @@ WaitPolicy WaitPolicy::for_load(int runnable, int cores, int spin_us) {
   const bool oversubscribed = runnable > cores;
   policy.spins = oversubscribed ? 0 : kDefaultSpins;
   policy.yield_us = oversubscribed ? kOversubscribedYieldUs : kDefaultYieldUs;
+  policy.poll_us = oversubscribed ? kOversubscribedPollUs : kDefaultPollUs;
   if (spin_us >= 0) policy.spins = static_cast<std::uint32_t>(spin_us * kPausesPerMicrosecond);
   return policy;
 }
@@ -93,6 +96,17 @@ int usable_cores(const std::uint64_t* masks, int words) {
   if (cores == 0) cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   const int quota = cgroup_cores();
   return quota > 0 ? std::min(cores, quota) : cores;
+}
+
+std::uint64_t machine_id() {
+  std::FILE* file = std::fopen("/proc/sys/kernel/random/boot_id", "re");
+  if (file == nullptr) return 0;
+  std::uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a
+  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file)) {
+    hash = (hash ^ static_cast<std::uint64_t>(c)) * 0x100000001b3ULL;
+  }
+  std::fclose(file);
+  return hash;
 }
 
 void affinity_mask(std::uint64_t* mask, int words) {

@@ -37,6 +37,8 @@ struct WaitPolicy {
   std::uint32_t spins = 300;
   // Microseconds of yielding before the futex.
   std::uint32_t yield_us = 500;
+  // The same before naps, where the wait is for MPI and no futex can end it.
+  std::uint32_t poll_us = 5000;
 
   // `runnable` threads compete for `cores` cores. A negative spin_us means the
   // built-in choice.
@@ -62,6 +64,8 @@ std::int64_t now_us();
 // Cores that the given affinity masks and the control group leave to this
 // node's processes.
 int usable_cores(const std::uint64_t* masks, int words);
+// Equal for all processes of one running kernel, in containers too; 0 where the kernel does not say.
+std::uint64_t machine_id();
 // This process's affinity as a bit mask of `words` 64-bit words.
 void affinity_mask(std::uint64_t* mask, int words);
 

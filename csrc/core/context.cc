@@ -11,6 +11,8 @@ namespace mpidp {
 namespace {
 
 constexpr std::int64_t kSlotBytes = std::int64_t{128} << 10;
+// Largest registered array that goes through the mailbox where each rank has a core.
+constexpr std::int64_t kMailboxBytes = std::int64_t{8} << 10;
 constexpr std::int64_t kInlineBytes = std::int64_t{16} << 10;
 constexpr std::int64_t kSegmentBytes = std::int64_t{256} << 10;
 constexpr std::int64_t kPieceBytes = std::int64_t{1} << 30;
@@ -50,12 +52,13 @@ Context::Context(MPI_Comm comm, const Settings& settings)
   int first_rank = rank_;
   MPIDP_MPI_CHECK(MPI_Allreduce(&rank_, &first_rank, 1, MPI_INT, MPI_MIN, node_comm));
   MPIDP_MPI_CHECK(MPI_Comm_free(&node_comm));
-  const std::int64_t mine[2] = {first_rank, node_id};
-  std::vector<std::int64_t> node_keys(2 * static_cast<std::size_t>(world_size_));
-  MPIDP_MPI_CHECK(MPI_Allgather(mine, 2, MPI_INT64_T, node_keys.data(), 2, MPI_INT64_T, comm_));
+  const NodeKey mine{first_rank, node_id, static_cast<std::int64_t>(machine_id())};
+  std::vector<NodeKey> node_keys(static_cast<std::size_t>(world_size_));
+  MPIDP_MPI_CHECK(
+      MPI_Allgather(&mine, 3, MPI_INT64_T, node_keys.data(), 3, MPI_INT64_T, comm_));
 
   find_topology(node_keys);
-  connect_shared_memory(node_keys);
+  connect_shared_memory();
   direct_ = std::make_unique<DirectPath>(*group_);
   transport_ = std::make_unique<MpiTransport>(comm_, settings_.piece_bytes);
   executor_ = std::make_unique<Executor>(*transport_, std::vector<int>{});
@@ -67,13 +70,16 @@ Context::~Context() {
   if (!closed()) close(false);
 }
 
-void Context::find_topology(const std::vector<std::int64_t>& node_keys) {
+void Context::find_topology(const std::vector<NodeKey>& node_keys) {
   std::map<std::pair<std::int64_t, std::int64_t>, int> nodes;
   std::vector<int> sizes;
   std::vector<int> node_of(static_cast<std::size_t>(world_size_));
   for (int rank = 0; rank < world_size_; ++rank) {
-    const auto at = 2 * static_cast<std::size_t>(rank);
-    const auto key = std::make_pair(node_keys[at], node_keys[at + 1]);
+    const NodeKey& said = node_keys[static_cast<std::size_t>(rank)];
+    if (said.machine != 0 && said.machine == node_keys[static_cast<std::size_t>(rank_)].machine) {
+      ++machine_ranks_;
+    }
+    const auto key = std::make_pair(said.first_rank, said.node_id);
     const auto [entry, is_new] = nodes.emplace(key, static_cast<int>(nodes.size()));
     if (is_new) {
       sizes.push_back(0);
@@ -98,8 +104,9 @@ bool Context::all_ranks(bool mine) const {
   return value != 0;
 }
 
-void Context::connect_shared_memory(const std::vector<std::int64_t>&) {
+void Context::connect_shared_memory() {
   NodeGroupSettings group_settings;
+  group_settings.machine_ranks = machine_ranks_;
   group_settings.timeout = settings_.timeout;
   group_settings.inline_bytes = settings_.inline_bytes;
   group_settings.slot_bytes = settings_.slot_bytes;
@@ -238,8 +245,12 @@ void Context::execute(Call& call, bool on_progress_thread) {
 
     const bool direct = call.algorithm == Algorithm::kDirect && single_group();
     const bool in_memory = direct || call.algorithm == Algorithm::kHierarchical;
+    // Below, the mailbox is quicker; and a sync point more costs most where ranks share cores.
+    const std::int64_t mailbox_limit = group_->oversubscribed()
+                                           ? group_->inline_bytes()
+                                           : std::min(group_->inline_bytes(), kMailboxBytes);
     if (in_memory && group_->size() > 1 &&
-        call.bytes_of(call.input_count(world_size_)) > group_->inline_bytes()) {
+        call.bytes_of(call.input_count(world_size_)) > mailbox_limit) {
       MemoryRegistry& registry = MemoryRegistry::instance();
       message.input = registry.locate(
           call.input, static_cast<std::size_t>(call.bytes_of(call.input_count(world_size_))));

@@ -80,8 +80,14 @@ class Context {
   bool close(bool synchronize);
 
  private:
-  void find_topology(const std::vector<std::int64_t>& node_keys);
-  void connect_shared_memory(const std::vector<std::int64_t>& node_keys);
+  // What a rank says of where it runs; three 64-bit integers to MPI.
+  struct NodeKey {
+    std::int64_t first_rank;  // of those with which MPI says that it can share memory
+    std::int64_t node_id;     // the caller's own division
+    std::int64_t machine;
+  };
+  void find_topology(const std::vector<NodeKey>& node_keys);
+  void connect_shared_memory();
   bool all_ranks(bool mine) const;
 
   void execute(Call& call, bool on_progress_thread);
@@ -104,6 +110,7 @@ class Context {
   int local_rank_ = 0, local_size_ = 1;
   int node_rank_ = 0, num_nodes_ = 1;
   int min_local_size_ = 1, max_local_size_ = 1;
+  int machine_ranks_ = 0;  // on this kernel, whatever counts as a node
   bool shared_memory_ = false;
   bool thread_multiple_ = false;
   std::atomic<bool> closed_{false};

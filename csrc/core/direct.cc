@@ -60,7 +60,8 @@ DirectPath::Plan DirectPath::prepare(const Call& call, bool input_registered) {
   const bool mine_counts = contributes(call, group_.rank());
   if (input_bytes <= group_.inline_bytes()) {
     plan.one_shot = true;
-    if (mine_counts) {
+    // A registered input goes into the mailbox only when it turns out that zero copy cannot be.
+    if (mine_counts && !input_registered) {
       copy_bytes_streaming(group_.my_mailbox(), call.input, input_bytes);
     }
     return plan;
@@ -84,7 +85,15 @@ void DirectPath::execute(const Call& call, const Plan& plan) {
   if (call.collective == Collective::kBarrier || call.count == 0) return;
   const int size = group_.size();
   load_scales(call);
-  if (size == 1 || plan.one_shot) {
+  const bool zero_copy_now = size > 1 && zero_copy_possible(call);
+  if (size == 1 || (plan.one_shot && !zero_copy_now)) {
+    if (size > 1 && any_input_registered(call)) {
+      if (contributes(call, group_.rank()) && group_.input_registered(group_.rank())) {
+        copy_bytes_streaming(group_.my_mailbox_after_entry(), call.input,
+                             call.bytes_of(call.input_count(size)));
+      }
+      group_.sync(call.timeout);
+    }
     for (int peer = 0; peer < size; ++peer) {
       inputs_[static_cast<std::size_t>(peer)] =
           peer == group_.rank() ? static_cast<const char*>(call.input) : group_.mailbox(peer);
@@ -101,7 +110,7 @@ void DirectPath::execute(const Call& call, const Plan& plan) {
                        : contributes(call, peer) ? group_.input(peer)
                                                  : nullptr;
     }
-    if (zero_copy_possible(call)) {
+    if (zero_copy_now) {
       zero_copy(call);
       group_.sync(call.timeout);
       return;
@@ -135,6 +144,13 @@ void DirectPath::execute_inner(const Call& call, bool input_is_entry_input) {
   }
   staged(call, -1, !my_input_readable);
   if (exit_owed) group_.sync(call.timeout);
+}
+
+bool DirectPath::any_input_registered(const Call& call) const {
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (contributes(call, peer) && group_.input_registered(peer)) return true;
+  }
+  return false;
 }
 
 // Agreed by all ranks: it looks only at what they said at the entry.

@@ -5,7 +5,8 @@
 //   one shot   small arrays. Every rank copies its input to its mailbox, all
 //   meet once, and every
 //              rank works on all the mailboxes: one sync point, P n bytes read
-//              by each rank.
+//              by each rank. Registered arrays of some KiB go by zero copy instead, where
+//              the second sync point costs less than the copies.
 //   zero copy  registered arrays. In all_reduce rank r loads chunk r of all
 //   inputs, reduces it in
 //              registers and stores it to all outputs: 2n bytes of memory
@@ -54,6 +55,7 @@ class DirectPath {
 
   void load_scales(const Call& call);
   bool contributes(const Call& call, int peer) const;
+  bool any_input_registered(const Call& call) const;
   bool zero_copy_possible(const Call& call) const;
   void zero_copy(const Call& call);
   void staged(const Call& call, int first_half, bool stages);

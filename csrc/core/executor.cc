@@ -19,8 +19,7 @@ constexpr int kMaxTemporaries = 8;
 // Tags below are the context's own (see context.cc).
 constexpr int kFirstTag = 64;
 constexpr int kTags = 16384;
-// Idle polling: how long to yield before naps, and how long a nap is.
-constexpr std::int64_t kYieldUs = 5000;
+// Idle polling: how long a nap is.
 constexpr int kNapUs = 50;
 // A poll of the window takes about as long as this many pauses.
 constexpr std::uint32_t kPausesPerPoll = 16;
@@ -237,7 +236,7 @@ void Executor::run(const Schedule& schedule, int rank, int world_size, const Cal
     // more slowly.
     if (idle_rounds == 0) idle_since = now_us();
     if (idle_rounds++ < policy.spins / kPausesPerPoll) continue;
-    if (now_us() - idle_since < kYieldUs) {
+    if (now_us() - idle_since < static_cast<std::int64_t>(policy.poll_us)) {
       yield_core();
       continue;
     }

@@ -8,7 +8,6 @@
 namespace mpidp {
 namespace {
 
-constexpr std::int64_t kYieldUs = 5000;
 constexpr int kNapUs = 50;
 
 #if MPI_VERSION >= 4
@@ -242,7 +241,7 @@ void wait_request(MPI_Request& request, double timeout, const WaitPolicy& policy
     MPIDP_MPI_CHECK(MPI_Test(&request, &complete, MPI_STATUS_IGNORE));
     if (complete != 0) return;
     if (round < policy.spins / 16) continue;
-    if (now_us() - start < kYieldUs) {
+    if (now_us() - start < static_cast<std::int64_t>(policy.poll_us)) {
       yield_core();
       continue;
     }

@@ -149,7 +149,8 @@ void NodeGroup::connect_alone(int global_rank) {
 }
 
 WaitPolicy NodeGroup::policy_for(int threads_per_rank) const {
-  return WaitPolicy::for_load(size_ * threads_per_rank, cores_, settings_.spin_us);
+  const int ranks = std::max(size_, settings_.machine_ranks);
+  return WaitPolicy::for_load(ranks * threads_per_rank, cores_, settings_.spin_us);
 }
 
 void NodeGroup::write_probe() {
@@ -370,6 +371,11 @@ char* NodeGroup::my_mailbox() {
   // less.
   return reinterpret_cast<char*>(mine_ + 1) +
          static_cast<std::int64_t>((entries_ + 1) & 1) * settings_.inline_bytes;
+}
+
+char* NodeGroup::my_mailbox_after_entry() {
+  return reinterpret_cast<char*>(mine_ + 1) +
+         static_cast<std::int64_t>(entries_ & 1) * settings_.inline_bytes;
 }
 
 const char* NodeGroup::mailbox(int peer) const {

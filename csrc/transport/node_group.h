@@ -7,6 +7,7 @@
 // until every rank of the group has arrived at it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -75,6 +76,9 @@ struct NodeGroupSettings {
   std::int64_t inline_bytes = 0;  // of one mailbox
   std::int64_t slot_bytes = 0;    // of one staging slot, before division over the ranks
   int spin_us = -1;
+  // Ranks that share this group's cores: more than the group where several nodes, such as
+  // containers, are one machine.
+  int machine_ranks = 1;
 };
 
 class NodeGroup {
@@ -140,7 +144,8 @@ class NodeGroup {
   void recover(double timeout);
 
   // Mailboxes: two of inline_bytes() a rank, alternating by collective.
-  char* my_mailbox();
+  char* my_mailbox();              // of the collective that is about to be entered
+  char* my_mailbox_after_entry();  // of the one that was
   const char* mailbox(int peer) const;
 
   // Staging: 2 halves a rank; each has one slot for every owner and one slot
@@ -159,6 +164,7 @@ class NodeGroup {
 
   void use_policy(const WaitPolicy& policy) { policy_ = policy; }
   WaitPolicy policy_for(int threads_per_rank) const;
+  bool oversubscribed() const { return std::max(size_, settings_.machine_ranks) > cores_; }
 
   // Gives the memory back. Only once no peer can look at it any more.
   void release();
