@@ -22,7 +22,6 @@
 #include <vector>
 
 #include "core/call.h"
-#include "reduce/reduce.h"
 #include "transport/node_group.h"
 
 namespace mpidp {
@@ -64,20 +63,16 @@ class DirectPath {
   std::int64_t block_elements(const Call& call) const;
   Block block_at(const Call& call, std::int64_t first, int half) const;
   void stage(const Call& call, const Block& block);
-  void copy(const Call& call, void* destination, const void* source, std::int64_t count);
   void consume(const Call& call, const Block& block);
   void finish(const Call& call, const Block& block);
   const char* staged_source(const Call& call, const Block& block, int peer, std::int64_t offset);
-  // Hands the sources on by `count` elements, so that it can be called piece by piece.
   void reduce_sources(const Call& call, int num_destinations, std::int64_t count);
-  void reduce_by_pieces(const Call& call, void* output, std::int64_t count);
 
   NodeGroup& group_;
   // Reused, so that a call allocates nothing.
   std::vector<const char*> inputs_;  // each rank's whole input, where it can be read
   std::vector<const void*> sources_;
   std::vector<void*> destinations_;
-  StreamingCopies outgoing_;    // to this rank's slots
   std::vector<double> scales_;  // by rank; meaningful if has_scales_
   bool has_scales_ = false;
 };

@@ -1,6 +1,5 @@
 // Checks the arguments of a reduction, takes the copies out of it, and hands
 // the rest to the kernels of the instruction set in force.
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -95,7 +94,6 @@ void reduce(const ReduceArgs& args) {
 namespace {
 
 constexpr std::int64_t kLine = 64;
-constexpr std::int64_t kWorthAligning = 1024;
 
 // Whole lines of [from, from + nbytes) to `to`; returns the bytes that it
 // copied.
@@ -133,79 +131,32 @@ void copy_bytes(void* destination, const void* source, std::int64_t nbytes) {
   // Zen 3 was measured at a tenth of the speed of a plain loop (64 KiB in 35
   // us) when source and destination have nearly equal offsets in their pages,
   // as a slot and an array often do.
-  if (nbytes >= kWorthAligning) {
-    done = static_cast<std::int64_t>(-reinterpret_cast<std::uintptr_t>(to) % kLine);
-    std::memcpy(to, from, static_cast<std::size_t>(done));
-  }
-  done += copy_lines<false>(to + done, from + done, nbytes - done);
+  done = copy_lines<false>(to, from, nbytes);
 #endif
   std::memcpy(to + done, from + done, static_cast<std::size_t>(nbytes - done));
 }
-
-namespace {
-
-// Streaming stores are weakly ordered: a flag stored after them must not
-// overtake them.
-void fence_streaming_stores() {
-#if defined(__SSE2__)
-  _mm_sfence();
-#endif
-}
-
-void copy_streaming_unfenced(char* to, const char* from, std::int64_t nbytes) {
-#if defined(__SSE2__)
-  const std::int64_t head =
-      std::min(static_cast<std::int64_t>(-reinterpret_cast<std::uintptr_t>(to) % kLine), nbytes);
-  std::memcpy(to, from, static_cast<std::size_t>(head));
-  const std::int64_t done = head + copy_lines<true>(to + head, from + head, nbytes - head);
-  std::memcpy(to + done, from + done, static_cast<std::size_t>(nbytes - done));
-#else
-  copy_bytes(to, from, nbytes);
-#endif
-}
-
-}  // namespace
 
 void copy_bytes_streaming(void* destination, const void* source, std::int64_t nbytes) {
+#if defined(__SSE2__)
   // Below this the fence costs more than the lines.
   constexpr std::int64_t kMinimum = 1024;
   if (nbytes < kMinimum) {
     copy_bytes(destination, source, nbytes);
     return;
   }
-  copy_streaming_unfenced(static_cast<char*>(destination), static_cast<const char*>(source),
-                          nbytes);
-  fence_streaming_stores();
-}
-
-void StreamingCopies::add(void* destination, const void* source, std::int64_t nbytes) {
-  if (nbytes <= 0) return;
-  copies_.push_back({static_cast<char*>(destination), static_cast<const char*>(source), nbytes});
-}
-
-void StreamingCopies::advance(std::int64_t nbytes) {
-  while (nbytes > 0 && next_ < copies_.size()) {
-    Copy& copy = copies_[next_];
-    const std::int64_t piece = std::min(copy.nbytes, nbytes);
-    copy_streaming_unfenced(copy.destination, copy.source, piece);
-    copy.destination += piece;
-    copy.source += piece;
-    copy.nbytes -= piece;
-    nbytes -= piece;
-    if (copy.nbytes == 0) ++next_;
-  }
-}
-
-void StreamingCopies::complete() {
-  if (copies_.empty()) return;
-  while (next_ < copies_.size()) advance(copies_[next_].nbytes);
-  fence_streaming_stores();
-  clear();
-}
-
-void StreamingCopies::clear() {
-  copies_.clear();
-  next_ = 0;
+  char* to = static_cast<char*>(destination);
+  const char* from = static_cast<const char*>(source);
+  const auto misaligned = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to) % kLine);
+  const std::int64_t head = misaligned == 0 ? 0 : kLine - misaligned;
+  std::memcpy(to, from, static_cast<std::size_t>(head));
+  const std::int64_t done = head + copy_lines<true>(to + head, from + head, nbytes - head);
+  std::memcpy(to + done, from + done, static_cast<std::size_t>(nbytes - done));
+  // Streaming stores are weakly ordered: a flag stored after them must not
+  // overtake them.
+  _mm_sfence();
+#else
+  copy_bytes(destination, source, nbytes);
+#endif
 }
 
 const char* instruction_set() { return active_kernels().load(std::memory_order_acquire)->name; }

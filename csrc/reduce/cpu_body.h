@@ -27,9 +27,6 @@ void reduce(const ReduceArgs& args);
 
 namespace {
 
-constexpr std::uintptr_t kCacheLine = 64;
-constexpr std::int64_t kWorthAligning = 1024;
-
 // Division by a power of two is exact multiplication by its reciprocal: same
 // bits, a tenth of the time.
 enum class Finish { kNone, kMultiply, kDivide };
@@ -121,18 +118,6 @@ void reduce_range(const Plan<E>& plan) {
   constexpr std::int64_t kBlockBytes = E::kBytes * E::kVectors;
   const std::int64_t nbytes = plan.count * E::kItemBytes;
   std::int64_t offset = 0;
-  if (nbytes >= kWorthAligning) {
-    // A vector that spans two cache lines is stored at half the speed.
-    const auto address = reinterpret_cast<std::uintptr_t>(plan.destinations[0]);
-    const auto head = static_cast<std::int64_t>(-address % kCacheLine);
-    if (head % E::kItemBytes == 0) {
-      for (; head - offset >= E::kBytes; offset += E::kBytes) {
-        reduce_block<E, O, kSources, kScaled, 1>(plan, offset);
-      }
-      if (offset < head) reduce_partial<E, O, kScaled>(plan, offset, head - offset);
-      offset = head;
-    }
-  }
   for (; nbytes - offset >= kBlockBytes; offset += kBlockBytes) {
     reduce_block<E, O, kSources, kScaled, E::kVectors>(plan, offset);
   }

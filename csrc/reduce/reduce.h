@@ -1,9 +1,7 @@
 // Multi-source reduction: the arithmetic of every collective, on host memory.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "common/types.h"
 
@@ -43,28 +41,6 @@ void copy_bytes(void* destination, const void* source, std::int64_t nbytes);
 // of them, nor the writer to claim lines that the reader still holds. The data
 // are globally visible on return.
 void copy_bytes_streaming(void* destination, const void* source, std::int64_t nbytes);
-
-// The same for several ranges, a piece at a time, so that the stores go on while the caller reads
-// what others wrote: the two directions of the memory system then work at once.
-class StreamingCopies {
- public:
-  void add(void* destination, const void* source, std::int64_t nbytes);
-  // Copies at least `nbytes` more, or all that is left.
-  void advance(std::int64_t nbytes);
-  // Copies what is left. On return everything is globally visible.
-  void complete();
-  // Gives up what is left, after an error.
-  void clear();
-
- private:
-  struct Copy {
-    char* destination;
-    const char* source;
-    std::int64_t nbytes;
-  };
-  std::vector<Copy> copies_;
-  std::size_t next_ = 0;
-};
 
 // "baseline", "avx2", "avx512" or "neon": chosen once, at first use, from what
 // the CPU offers.
