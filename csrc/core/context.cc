@@ -10,7 +10,7 @@
 namespace mpidp {
 namespace {
 
-constexpr std::int64_t kSlotBytes = std::int64_t{128} << 10;
+constexpr std::int64_t kSlotBytes = std::int64_t{64} << 10;
 // Largest registered array that goes through the mailbox where each rank has a core.
 constexpr std::int64_t kMailboxBytes = std::int64_t{8} << 10;
 constexpr std::int64_t kInlineBytes = std::int64_t{16} << 10;
