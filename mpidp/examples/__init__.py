@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
 
 from mpidp.training.adapter import Adapter
-
-
-class Dataset(Protocol):
-    """Samples by number: `dataset[indices]` is the batch of those samples, in that order."""
-
-    def __len__(self) -> int:
-        """Samples."""
-
-    def __getitem__(self, indices: NDArray[Any]) -> Any:
-        """A batch, as the adapter takes it; empty for no indices."""
+from mpidp.training.sampler import Dataset
 
 
 @dataclass(frozen=True)
