@@ -5,6 +5,7 @@ trainer.fit(..., callbacks=[JsonLog("run.jsonl", every_steps=10), TensorBoardLog
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections.abc import Mapping
@@ -57,13 +58,12 @@ class TensorBoardLog(Callback):
 
     def __init__(self, directory: str | Path, *, every_steps: int = 0) -> None:
         try:
-            from tensorboard.summary import Writer
+            self._make_writer = importlib.import_module("tensorboard.summary").Writer
         except ImportError as error:
             raise MpidpError(
                 f"TensorBoard logs need a package that is missing ({error.name}): "
                 "pip install tensorboard"
             ) from error
-        self._make_writer = Writer
         self._directory = str(directory)
         self._every_steps = _checked(every_steps)
         self._writer: Any = None

@@ -94,7 +94,9 @@ def resume(
         raise
     except (KeyError, ValueError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{loaded.path} is of another model or optimizer: {reason}") from error
+        raise CheckpointError(
+            f"{loaded.path} is of another model or optimizer: {reason}"
+        ) from error
     if loaded.per_rank:
         load_random_state(_stripped(_RANDOM, loaded.per_rank))
         if isinstance(adapter, HasRandomState):
