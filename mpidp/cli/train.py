@@ -11,9 +11,11 @@ import click
 
 from mpidp.cli.console import Command, fail_together
 from mpidp.cli.options import OneOf
+from mpidp.errors import InvalidArgumentError
 from mpidp.examples import EXAMPLES, Hyperparameters, load
 from mpidp.reducer.compression import NAMES as CODECS
 from mpidp.training import lr
+from mpidp.training.checkpoint import CheckpointError
 from mpidp.training.stopping import EXIT_STATUS_WARNED
 
 if TYPE_CHECKING:
@@ -160,8 +162,14 @@ def train(**options: Any) -> int:
     fail_together(world, _missing_package(options["example"]))
     fail_together(world, _unusable_log(options["log"]) if world.rank == 0 else None)
     fail_together(world, _unusable_tensorboard(options["tensorboard"]))
-    with mpidp.Communicator(world) as comm:
-        return _train(comm, options)
+    # Raised on every rank alike.
+    try:
+        with mpidp.Communicator(world) as comm:
+            return _train(comm, options)
+    except CheckpointError as error:
+        raise click.ClickException(str(error)) from error
+    except InvalidArgumentError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _complete(options: dict[str, Any]) -> None:

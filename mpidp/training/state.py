@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidp.errors import InvalidArgumentError
 from mpidp.training import checkpoint
 from mpidp.training.adapter import HasRandomState
 from mpidp.training.checkpoint import CheckpointError
@@ -78,8 +77,8 @@ def resume(
 ) -> tuple[TrainingReport, Running]:
     """Takes up the newest whole checkpoint. Collective.
 
-    Raises `CheckpointError` where there is none or it is of another model, and
-    `InvalidArgumentError` where it is of another data order.
+    Raises `CheckpointError` where there is none or it is of another model or strategy, and
+    `InvalidArgumentError` where it is of another data order; each on every rank.
     """
     loaded = checkpoint.load(comm, directory)
     meta = loaded.meta
@@ -87,20 +86,19 @@ def resume(
         raise CheckpointError(f"{loaded.path} was not written by a Trainer")
     sampler.load_state_dict(meta["sampler"])
     state = {**_stripped(_ADAPTER, loaded.arrays), **meta["scalars"]}
+    fault = None
     try:
         adapter.load_state_dict(state)
         strategy.load_state_dict(_stripped(_STRATEGY, loaded.per_rank))
-    except InvalidArgumentError:
-        raise
-    except (KeyError, ValueError, RuntimeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise CheckpointError(
-            f"{loaded.path} is of another model or optimizer: {reason}"
-        ) from error
-    if loaded.per_rank:
-        load_random_state(_stripped(_RANDOM, loaded.per_rank))
-        if isinstance(adapter, HasRandomState):
-            adapter.load_random_state(_stripped(_FRAMEWORK, loaded.per_rank))
+        if loaded.per_rank:
+            load_random_state(_stripped(_RANDOM, loaded.per_rank))
+            if isinstance(adapter, HasRandomState):
+                adapter.load_random_state(_stripped(_FRAMEWORK, loaded.per_rank))
+    except Exception as error:  # the parts differ by rank, so perhaps not all of them fail
+        fault = f"{type(error).__name__}: {error}"
+    faults = [one for one in comm.all_gather_object(fault) if one is not None]
+    if faults:
+        raise CheckpointError(f"{loaded.path} does not fit this model and strategy: {faults[0]}")
     report = TrainingReport(
         epochs=[EpochReport(**epoch) for epoch in meta["epochs"]], steps=int(meta["step"])
     )

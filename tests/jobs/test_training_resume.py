@@ -261,7 +261,19 @@ def test_a_warning_signal_stops_with_a_checkpoint_and_its_own_status(tmp_path, n
     assert sum(epoch["steps"] for epoch in epochs) == steps + 24
 
 
-def test_a_folder_without_a_checkpoint_is_said_in_one_place(tmp_path):
-    done = launch(2, "-m", "mpidp", "train", "--checkpoint", str(tmp_path), "--resume")
-    assert done.returncode != 0
-    assert f"no checkpoint in {tmp_path}" in done.stderr
+@pytest.mark.parametrize(
+    ("args", "status", "message"),
+    [
+        (("--resume",), 1, "no checkpoint in"),
+        (("--auto-resume", "--batch-size", "64"), 2, "batch_size is 64, was 128"),
+    ],
+)
+def test_what_cannot_be_resumed_is_said_in_one_line(tmp_path, args, status, message):
+    options = ("-m", "mpidp", "train", "--checkpoint", str(tmp_path), "--steps", "2")
+    if "--auto-resume" in args:
+        assert launch(1, *options).returncode == 0
+    done = launch(2, *options, *args)
+    assert done.returncode == status, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("mpidp") == 1 + done.stderr.count("mpidp train --help")
