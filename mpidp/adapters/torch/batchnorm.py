@@ -150,8 +150,9 @@ def _converted(
             setattr(result, name, getattr(module, name))
         result.training = module.training
     done[id(module)] = result
-    for name, child in list(module.named_children()):
-        replaced = _converted(child, comm, done)
+    # Not named_children, which leaves out the second place of a layer in two places.
+    for name, child in list(module._modules.items()):
+        replaced = None if child is None else _converted(child, comm, done)
         if replaced is not child:
             setattr(module, name, replaced)
     return result
@@ -223,7 +224,7 @@ class _SyncBatchNormFunction(torch.autograd.Function):
         grad_x = None
         # All ranks freeze alike, so all of them come here or none.
         if ctx.needs_input_grad[0]:
-            total: NDArray[Any] = sums.double().numpy()
+            total: NDArray[Any] = sums.to(torch.float64, copy=True).numpy()
             if ctx.comm.world_size > 1:
                 ctx.comm.all_reduce(total, deterministic=True)
             averages = torch.from_numpy(total).to(d.dtype) / max(ctx.count, 1.0)
