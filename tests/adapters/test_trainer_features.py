@@ -236,7 +236,7 @@ def test_checkpoints_of_others_are_refused(kit, comm, shared_folder):  # noqa: F
     with pytest.raises(CheckpointError, match="not written by a Trainer"):
         train(kit, comm, checkpoint_dir=shared_folder, resume=True)
     train(kit, comm, epochs=1, checkpoint_dir=shared_folder)
-    adapter = kit.adapter("adam", "float64")
+    adapter = kit.adapter("momentum", "float64")
     strategy = Synchronous()
     trainer = mpidp.Trainer(adapter, comm, strategy)
     options = {"checkpoint_dir": shared_folder, "resume": True, "progress": False}
