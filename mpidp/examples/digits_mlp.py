@@ -72,5 +72,5 @@ def build(options: Hyperparameters) -> Example:
     )
     training, test = split(options.dtype)
     return Example(
-        adapter, training, test, metric="accuracy", goal=0.94, learning_rate=learning_rate
+        adapter, training, test, metric="accuracy", goal=0.95, learning_rate=learning_rate
     )

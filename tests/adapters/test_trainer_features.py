@@ -268,6 +268,22 @@ def test_random_generators_go_on_where_they_were():
     assert [random.gauss(0, 1), random.random(), *np.random.normal(size=4)] == expected
 
 
+def test_a_frameworks_generators_are_each_ranks_own(kit, comm, shared_folder):  # noqa: F811
+    def with_generator():
+        adapter = kit.adapter("sgd", "float64")
+        adapter.value = comm.rank + 0.5
+        adapter.random_state = lambda: {"value": np.array([adapter.value])}
+        adapter.load_random_state = lambda found: setattr(adapter, "value", found["value"][0])
+        return adapter, mpidp.Trainer(adapter, comm, Synchronous())
+
+    _, trainer = with_generator()
+    trainer.fit(Data(kit, 9), 8, 1, progress=False, checkpoint_dir=shared_folder)
+    adapter, trainer = with_generator()
+    adapter.value = -1.0
+    trainer.fit(Data(kit, 9), 8, 1, progress=False, checkpoint_dir=shared_folder, resume=True)
+    assert adapter.value == comm.rank + 0.5
+
+
 def test_the_overlap_is_measured_where_there_are_peers(kit, comm):
     _, report = train(kit, comm, epochs=2)
     for epoch in report.epochs:
