@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Step time of one model: local only, with mpidp, and with DistributedDataParallel over Gloo.
+"""Step time and gradient memory of one model: local only, mpidp, and DistributedDataParallel.
 
 Run it on 2 ranks, for example:
     OMP_NUM_THREADS=1 mpiexec -n 2 .venv/bin/python scripts/compare_ddp.py
 
-The same model, batch and seed; all variants in one run, in turns, so that noise hits them alike.
-A step is forward, backward (with its exchange) and optimizer; its time is the slowest rank's, and
-the median over steps counts. "added" is what the exchange adds to the local step.
+The same model, batch and seed on four variants: local only, mpidp, DDP over Gloo, DDP over mpidp;
+all in one run, in turns, so that noise hits them alike. A step is forward, backward (with its
+exchange) and optimizer; its time is the slowest rank's, and the median over steps counts. "added"
+is what the exchange adds to the local step. "gradient copies" is the memory of `.grad` and of the
+buckets, each byte counted once, over the size of the gradients: 1.00 is no second copy.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -24,7 +27,8 @@ import torch
 from mpi4py import MPI
 
 import mpidp
-from mpidp.adapters.torch import data_parallel
+import mpidp.c10d
+from mpidp.adapters.torch import DataParallel, data_parallel
 
 
 def build(layers: int, width: int) -> torch.nn.Module:
@@ -34,6 +38,34 @@ def build(layers: int, width: int) -> torch.nn.Module:
         layer for _ in range(layers) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())
     ]
     return torch.nn.Sequential(*blocks)
+
+
+class Variants:
+    """The models by name, each with its optimizer; all start from the same weights."""
+
+    def __init__(self, comm: mpidp.Communicator, options: argparse.Namespace) -> None:
+        self.models = {
+            "local": build(options.layers, options.width),
+            "mpidp": data_parallel(build(options.layers, options.width), comm),
+            "DDP over Gloo": self._ddp(options, None),
+            "DDP over mpidp": self._ddp(options, torch.distributed.new_group(backend="mpidp")),
+        }
+        self.optimizers = {
+            name: torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+            for name, model in self.models.items()
+        }
+
+    @staticmethod
+    def _ddp(options: argparse.Namespace, group: object) -> torch.nn.Module:
+        return torch.nn.parallel.DistributedDataParallel(
+            build(options.layers, options.width), process_group=group, gradient_as_bucket_view=True
+        )
+
+    def step(self, name: str, x: torch.Tensor, y: torch.Tensor) -> None:
+        """One step of one variant."""
+        self.optimizers[name].zero_grad()
+        torch.nn.functional.mse_loss(self.models[name](x), y).backward()
+        self.optimizers[name].step()
 
 
 def main() -> int:
@@ -53,60 +85,74 @@ def main() -> int:
         "gloo", init_method=f"file://{store}", rank=world.rank, world_size=world.size
     )
     with mpidp.Communicator(world) as comm:
-        variants = {
-            "local": build(options.layers, options.width),
-            "mpidp": data_parallel(build(options.layers, options.width), comm),
-            "DDP over Gloo": torch.nn.parallel.DistributedDataParallel(
-                build(options.layers, options.width), gradient_as_bucket_view=True
-            ),
-        }
-        optimizers = {
-            name: torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
-            for name, model in variants.items()
-        }
+        variants = Variants(comm, options)
         generator = torch.Generator().manual_seed(world.rank)
         x = torch.randn(options.batch, options.width, generator=generator)
         y = torch.randn(options.batch, options.width, generator=generator)
-        times: dict[str, list[float]] = {name: [] for name in variants}
+        times: dict[str, list[float]] = {name: [] for name in variants.models}
         for step in range(options.warm_up + options.steps):
-            for name, model in variants.items():
+            for name in variants.models:
                 world.Barrier()
                 start = time.perf_counter()
-                optimizers[name].zero_grad()
-                torch.nn.functional.mse_loss(model(x), y).backward()
-                optimizers[name].step()
+                variants.step(name, x, y)
                 taken = world.allreduce(time.perf_counter() - start, MPI.MAX)
                 if step >= options.warm_up:
                     times[name].append(taken)
-        compare_weights(variants)
+        compare_weights(variants.models)
+        memory = {name: gradient_memory(model) for name, model in variants.models.items()}
     torch.distributed.destroy_process_group()
     if world.rank == 0:
-        report(times, variants["local"], options)
-        os.unlink(store)
+        report(times, memory, variants.models["local"], options)
+        Path(store).unlink(missing_ok=True)
     return 0
 
 
-def compare_weights(variants: dict[str, torch.nn.Module]) -> None:
-    """Both data-parallel variants must have trained the same model."""
-    for one, other in zip(
-        variants["mpidp"].parameters(), variants["DDP over Gloo"].parameters(), strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+def compare_weights(models: dict[str, torch.nn.Module]) -> None:
+    """All data-parallel variants must have trained the same model."""
+    for name in ("DDP over Gloo", "DDP over mpidp"):
+        for one, other in zip(models["mpidp"].parameters(), models[name].parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def report(times: dict[str, list[float]], model: torch.nn.Module, options: object) -> None:
+def gradient_memory(model: torch.nn.Module) -> int:
+    """Bytes of `.grad` and, for mpidp, of the buckets: the union of their address ranges."""
+    ranges = []
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            storage = parameter.grad.untyped_storage()
+            ranges.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+    if isinstance(model, DataParallel):
+        ranges += [
+            (view.ctypes.data, view.ctypes.data + view.nbytes)
+            for view in model.reducer.gradient_views
+        ]
+    total = end = 0
+    for first, last in sorted(ranges):
+        total += max(0, last - max(first, end))
+        end = max(end, last)
+    return total
+
+
+def report(
+    times: dict[str, list[float]],
+    memory: dict[str, int],
+    model: torch.nn.Module,
+    options: argparse.Namespace,
+) -> None:
     """Prints the table."""
     local = statistics.median(times["local"])
     gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     print(f"gradients: {gradient_bytes / 1e6:.1f} MB, {options}")
-    print(f"{'variant':<16} {'ms a step':>10} {'added ms':>10}")
+    print(f"{'variant':<16} {'ms a step':>10} {'added ms':>10} {'gradient copies':>16}")
     for name, taken in times.items():
         median = statistics.median(taken)
-        added = "" if name == "local" else f"{1e3 * (median - local):10.2f}"
-        print(f"{name:<16} {1e3 * median:10.2f} {added:>10}")
-    ours = statistics.median(times["mpidp"]) - local
+        added = "" if name == "local" else f"{1e3 * (median - local):.2f}"
+        copies = memory[name] / gradient_bytes
+        print(f"{name:<16} {1e3 * median:10.2f} {added:>10} {copies:16.2f}")
     theirs = statistics.median(times["DDP over Gloo"]) - local
-    print(f"mpidp adds {ours / theirs:.2f} of what DDP over Gloo adds")
+    for name in ("mpidp", "DDP over mpidp"):
+        ours = statistics.median(times[name]) - local
+        print(f"{name} adds {ours / theirs:.2f} of what DDP over Gloo adds")
 
 
 if __name__ == "__main__":

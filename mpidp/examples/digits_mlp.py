@@ -1,6 +1,6 @@
 """A multilayer perceptron on scikit-learn's 1797 handwritten digits, in NumPy with autograd.
 
-64 pixels -> 96 -> 48 -> 10 classes, tanh, softmax cross-entropy. Every fifth sample is held out.
+64 pixels -> 96 -> 48 -> 10 classes, tanh, softmax cross-entropy.
 """
 
 from __future__ import annotations
@@ -12,30 +12,13 @@ from typing import Any
 import autograd.numpy as anp
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 
 from mpidp.adapters.autograd import AutogradAdapter, Parameters
 from mpidp.adapters.optimizers import SGD
 from mpidp.examples import Example, Hyperparameters
+from mpidp.examples.digits import Batch, split
 
 LAYERS = (64, 96, 48, 10)
-HELD_OUT = 5  # every fifth sample
-
-Batch = tuple[NDArray[Any], NDArray[np.int64]]
-
-
-class Digits:
-    """Pixels scaled to [0, 1] and labels, of the given samples."""
-
-    def __init__(self, pixels: NDArray[Any], labels: NDArray[np.int64]) -> None:
-        self.pixels = pixels
-        self.labels = labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, indices: NDArray[Any]) -> Batch:
-        return self.pixels[indices], self.labels[indices]
 
 
 def initial_parameters(seed: int, dtype: str) -> Parameters:
@@ -78,22 +61,16 @@ def metrics(params: Parameters, batch: Batch) -> Mapping[str, float]:
 
 def build(options: Hyperparameters) -> Example:
     """The model, its optimizer and the data."""
-    digits = load_digits()
-    pixels = (digits.data / 16.0).astype(options.dtype)
-    labels = digits.target.astype(np.int64)
-    held_out = np.arange(len(labels)) % HELD_OUT == 0
+    learning_rate = 0.2 if options.learning_rate is None else options.learning_rate
     optimizer = SGD(
-        0.2 if options.learning_rate is None else options.learning_rate,
+        learning_rate,
         momentum=0.9 if options.momentum is None else options.momentum,
-        weight_decay=options.weight_decay,
+        weight_decay=options.weight_decay or 0.0,
     )
     adapter = AutogradAdapter(
         initial_parameters(options.seed, options.dtype), loss, optimizer, metrics=metrics
     )
+    training, test = split(options.dtype)
     return Example(
-        adapter,
-        training=Digits(pixels[~held_out], labels[~held_out]),
-        test=Digits(pixels[held_out], labels[held_out]),
-        metric="accuracy",
-        goal=0.95,
+        adapter, training, test, metric="accuracy", goal=0.95, learning_rate=learning_rate
     )

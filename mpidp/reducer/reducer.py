@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from mpidp import _core
 from mpidp.errors import MismatchError, MpidpError
-from mpidp.reducer.compression.base import Codec, Exchange
+from mpidp.reducer.compression.base import Codec, Exchange, Part
 from mpidp.reducer.compression.plain import Plain
+from mpidp.reducer.parts import make_part, residual_views
 from mpidp.reducer.plan import (
     DEFAULT_BUCKET_BYTES,
     DEFAULT_FIRST_BUCKET_BYTES,
@@ -38,8 +39,10 @@ if TYPE_CHECKING:
     from mpidp.communicator import Communicator
 
 # The tail's fixed slots; then one for each leaf (ranks that used it), then the metrics.
-_WEIGHT, _LOSS, _STOP, _NEW_NAMES = range(4)
-_FIXED = 4
+_WEIGHT, _LOSS, _STOP, _NEW_NAMES, _ACTIVE = range(5)
+_FIXED = 5
+# Names in a state.
+_RESIDUAL, _WARM = "residual.", "warm."
 # Elements widened at a time for the norm: small enough to stay in the second-level cache.
 _NORM_BLOCK = 1 << 14
 
@@ -49,8 +52,9 @@ class ReducedStep:
     """What all ranks know after a step; identical on all of them but for `wait_seconds`.
 
     `result` is the sum over all ranks and micro-batches; the gradients are divided by its weight.
-    `used[i]` tells whether any rank's backward used leaf i. `wire_bytes` is what one rank put into
-    the exchanges, in encoded form.
+    `used[i]` tells whether any rank's backward used leaf i. `active` is the number of ranks that
+    had data, and did not only serve. `wire_bytes` is what one rank put into the exchanges, in
+    encoded form.
     """
 
     result: BatchResult
@@ -58,6 +62,7 @@ class ReducedStep:
     used: NDArray[np.bool_]
     wire_bytes: int
     wait_seconds: float
+    active: int
 
 
 class Reducer:
@@ -106,14 +111,36 @@ class Reducer:
         self._observed: list[int] = []
         self._synchronize = False
         self._missing: list[int] = []  # gradients that each bucket still waits for
+        self._stepped = False
+        self._loss_scale = 1.0
         self.generation = 0
-        self._residuals: dict[int, NDArray[Any]] = {}
-        self._install(self._plan_buckets(None))
+        self._parts: list[Part] = []
+        self._install(list(reversed(range(len(self._leaves)))))
+
+    @property
+    def comm(self) -> Communicator:
+        """The ranks that it sums over."""
+        return self._comm
 
     @property
     def plan(self) -> Plan:
         """The buckets in use."""
         return self._plan
+
+    @property
+    def loss_scale(self) -> float:
+        """By what the losses are multiplied before the backward; averaging divides by it.
+
+        The same on all ranks; set it between steps. Residuals move to the new scale with it.
+        """
+        return self._loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, value: float) -> None:
+        for part in self._parts:
+            if part.residual is not None and value != self._loss_scale:
+                part.residual *= part.residual.dtype.type(value / self._loss_scale)
+        self._loss_scale = value
 
     def zero(self) -> None:
         """Clears the gradients for a new step. Collective only when the buckets are rebuilt.
@@ -127,8 +154,8 @@ class Reducer:
             # The caller has seen the error of that step, and goes on; a communicator that is
             # broken says so again at the next collective.
             with contextlib.suppress(MpidpError):
-                exchange.wait()
-        if self._rebuild and self._hint:
+                exchange.drop()
+        if self._rebuild and self._stepped:
             self._rebuild = False
             self._adopt_order()
         for bucket in self._buckets:
@@ -159,11 +186,14 @@ class Reducer:
         if self._hint or not self._codec.needs_scale:
             self._launch_complete()
 
-    def finish(self, result: BatchResult, *, stop: bool = False) -> ReducedStep:
+    def finish(
+        self, result: BatchResult, *, stop: bool = False, serving: bool = False
+    ) -> ReducedStep:
         """Completes the exchange of a step. Collective.
 
         `result` is the sum over this rank's micro-batches. Leaves that got no gradient count as
-        they are: zero, or what earlier micro-batches left there.
+        they are: zero, or what earlier micro-batches left there. A rank that has run out of data
+        is `serving` the others (see mpidp.reducer.join).
         """
         start = time.perf_counter()
         self._missing = [0] * len(self._missing)
@@ -175,20 +205,25 @@ class Reducer:
         self._launch_complete()
         if first and not self._codec.needs_scale:
             self._agree(result)
-        tail = self._tail(result, stop)
+        tail = self._tail(result, stop, serving)
         tail_work = self._comm.all_reduce_async(tail, deterministic=True)
         wire_bytes = tail.nbytes
-        for exchange in self._exchanges:
-            exchange.wait()
-            wire_bytes += exchange.wire_bytes
+        # Codecs of several rounds start the later ones here: on all ranks in the same order.
+        under_way = self._exchanges
+        while under_way:
+            under_way = [exchange for exchange in under_way if exchange.advance()]
+        wire_bytes += sum(exchange.wire_bytes for exchange in self._exchanges)
         tail_work.wait()
         waited = time.perf_counter() - start
         total = self._read_tail(tail, result)
         self._average(total.weight)
         used = tail[_FIXED : _FIXED + len(self._leaves)] > 0
         self._hint = _power_of_two(total.weight) or self._hint
+        self._stepped = self._stepped or total.weight > 0
         self._reset_launches()
-        return ReducedStep(total, bool(tail[_STOP] > 0), used, wire_bytes, waited)
+        return ReducedStep(
+            total, bool(tail[_STOP] > 0), used, wire_bytes, waited, int(tail[_ACTIVE])
+        )
 
     def squared_norm(self) -> float:
         """The squared norm of all gradients, in float64; not finite if one of them is not.
@@ -211,17 +246,53 @@ class Reducer:
     def residuals(self) -> dict[str, NDArray[Any]]:
         """This rank's error-feedback residuals, by leaf name; empty without a lossy codec."""
         found: dict[str, NDArray[Any]] = {}
-        for number, residual in self._residuals.items():
-            views = views_of(self._plan.buckets[number], residual, self._leaves)
-            found.update((self._leaves[leaf].name, view.copy()) for leaf, view in views.items())
+        for bucket, part in zip(self._plan.buckets, self._parts, strict=True):
+            found.update((k, v.copy()) for k, v in residual_views(part, bucket, self._leaves))
         return found
 
-    def load_residuals(self, residuals: dict[str, NDArray[Any]]) -> None:
+    def load_residuals(self, residuals: Mapping[str, NDArray[Any]]) -> None:
         """Restores what `residuals` gave; leaves that it lacks start from zero."""
-        for number, residual in self._residuals.items():
-            views = views_of(self._plan.buckets[number], residual, self._leaves)
-            for leaf, view in views.items():
-                view[...] = residuals.get(self._leaves[leaf].name, 0)
+        for bucket, part in zip(self._plan.buckets, self._parts, strict=True):
+            for name, view in residual_views(part, bucket, self._leaves):
+                view[...] = residuals.get(name, 0)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """What a lossy codec needs to go on bit for bit; empty for others.
+
+        This rank's residuals, the codec's warm starts, the scale of the gradients, and the order of
+        the leaves in the buckets.
+        """
+        if not self._codec.lossy:
+            return {}
+        state = {_RESIDUAL + name: value for name, value in self.residuals().items()}
+        for part in self._parts:
+            state.update((_WARM + name, value.copy()) for name, value in part.warm.items())
+        pending = self._rebuild and self._stepped
+        order = self._whole_order(self._observed) if pending else self._order
+        state["scale"] = np.array([self._hint, self._loss_scale])
+        state["order"] = np.array([*order, not self._rebuild or self._stepped], dtype=np.int64)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restores what `state_dict` gave on this rank; nothing starts afresh. Collective.
+
+        What must be equal on all ranks is rank 0's; ranks without a state have no residual.
+        """
+        if not self._codec.lossy:
+            return
+        common = {k: v for k, v in state.items() if not k.startswith(_RESIDUAL)}
+        common = self._comm.broadcast_object(common, root=0)
+        *order, planned = common.get("order", np.zeros(1, np.int64)).tolist()
+        fits = sorted(order) == list(range(len(self._leaves)))
+        if fits and order != self._order:
+            self._install(order)
+        self._rebuild = self._rebuild and not (fits and planned)
+        hint, loss_scale = common.get("scale", np.array([0.0, 1.0])).tolist()
+        self._hint, self._loss_scale = hint, loss_scale
+        warm = {k[len(_WARM) :]: np.array(v) for k, v in common.items() if k.startswith(_WARM)}
+        for part in self._parts:
+            part.warm = {p.leaf: warm[p.leaf] for p in part.pieces if p.leaf in warm}
+        self.load_residuals({k[len(_RESIDUAL) :]: v for k, v in state.items()})
 
     def _check_schema(self) -> None:
         mine = schema_hash(self._leaves)
@@ -236,9 +307,11 @@ class Reducer:
             order=order,
         )
 
-    def _install(self, plan: Plan) -> None:
-        kept = self.residuals() if self._residuals else {}
-        self._plan = plan
+    def _install(self, order: Sequence[int]) -> None:
+        plan = self._plan_buckets(order)
+        kept = self.residuals() if self._parts else {}
+        warm = {name: value for part in self._parts for name, value in part.warm.items()}
+        self._plan, self._order = plan, list(order)
         self._buckets = [self._comm.empty((b.count,), b.dtype) for b in plan.buckets]
         self._bucket_of = [plan.place_of(leaf)[0] for leaf in range(len(self._leaves))]
         views: dict[int, NDArray[Any]] = {}
@@ -246,11 +319,10 @@ class Reducer:
             array[...] = 0
             views.update(views_of(bucket, array, self._leaves))
         self.gradient_views = [views[leaf] for leaf in range(len(self._leaves))]
-        self._residuals = {
-            number: np.zeros(array.shape, array.dtype)
-            for number, array in enumerate(self._buckets)
-            if self._codec.lossy
-        }
+        self._parts = [
+            make_part(self._comm, bucket, array, self._leaves, warm, lossy=self._codec.lossy)
+            for bucket, array in zip(plan.buckets, self._buckets, strict=True)
+        ]
         self.load_residuals(kept)
         self._ready = np.zeros(len(self._leaves), dtype=np.bool_)
         self._reset_launches()
@@ -263,25 +335,20 @@ class Reducer:
 
     def _adopt_order(self) -> None:
         """Plans anew by rank 0's order; leaves that it did not see come last."""
-        seen = self._comm.broadcast_object(self._observed, root=0)
-        missing = set(seen)
-        order = [*seen, *(i for i in reversed(range(len(self._leaves))) if i not in missing)]
-        plan = self._plan_buckets(order)
-        if plan != self._plan:
-            self._install(plan)
+        order = self._whole_order(self._comm.broadcast_object(self._observed, root=0))
+        if self._plan_buckets(order) != self._plan:
+            self._install(order)
+        self._order = order
+
+    def _whole_order(self, seen: Sequence[int]) -> list[int]:
+        there = set(seen)
+        return [*seen, *(i for i in reversed(range(len(self._leaves))) if i not in there)]
 
     def _launch_complete(self) -> None:
         while self._launched < len(self._missing) and self._missing[self._launched] == 0:
-            number = self._launched
-            self._exchanges.append(
-                self._codec.start(
-                    self._comm,
-                    self._buckets[number],
-                    self._residuals.get(number),
-                    self._hint or 1.0,
-                    self.equal_weights,
-                )
-            )
+            part = self._parts[self._launched]
+            scale = (self._hint or 1.0) * _power_of_two(self._loss_scale)
+            self._exchanges.append(Exchange(self._codec, part, scale, self.equal_weights))
             self._launched += 1
 
     def _agree(self, result: BatchResult) -> None:
@@ -289,12 +356,13 @@ class Reducer:
         self._names = sorted(total.metrics)
         self._hint = _power_of_two(total.weight)
 
-    def _tail(self, result: BatchResult, stop: bool) -> NDArray[np.float64]:
+    def _tail(self, result: BatchResult, stop: bool, serving: bool) -> NDArray[np.float64]:
         names_at = _FIXED + len(self._leaves)
         tail = np.zeros(names_at + len(self._names))
         tail[_WEIGHT] = result.weight
         tail[_LOSS] = result.loss
         tail[_STOP] = stop
+        tail[_ACTIVE] = not serving
         tail[_NEW_NAMES] = not set(result.metrics) <= set(self._names)
         tail[_FIXED:names_at] = self._used
         tail[names_at:] = [result.metrics.get(name, 0.0) for name in self._names]
@@ -310,10 +378,11 @@ class Reducer:
         return BatchResult(float(tail[_WEIGHT]), float(tail[_LOSS]), metrics)
 
     def _average(self, weight: float) -> None:
-        """Divides the sums by the total weight."""
-        if self.equal_weights and not self._codec.lossy:
-            return  # the exchange did
-        divisor = self._comm.world_size if self.equal_weights else weight
+        """Divides the sums by the total weight and the loss scale."""
+        divisor = weight
+        if self.equal_weights:  # a plain exchange has divided by the number of ranks
+            divisor = self._comm.world_size if self._codec.lossy else 1
+        divisor *= self._loss_scale
         if divisor > 0 and divisor != 1:
             for bucket in self._buckets:
                 bucket /= bucket.dtype.type(divisor)

@@ -20,6 +20,8 @@ class StepReport:
 
     `result` is summed over all ranks. `applied` is False where the step was skipped. `stop` tells
     that some rank asked to stop. `gradient_norm` is that of the averaged gradient before clipping.
+    `active` is the number of ranks that had not run out of data. `loss_scale` is what this step
+    used.
     """
 
     result: BatchResult
@@ -28,6 +30,8 @@ class StepReport:
     gradient_norm: float
     wire_bytes: int
     wait_seconds: float
+    active: int = 1
+    loss_scale: float = 1.0
 
 
 class Strategy(Protocol):
@@ -45,7 +49,10 @@ class Strategy(Protocol):
         """This rank's state, beyond the adapter's."""
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores what `state_dict` gave on this rank; an empty mapping starts afresh."""
+        """Restores what `state_dict` gave on this rank; an empty mapping starts afresh.
+
+        Collective: what must be equal on all ranks is rank 0's.
+        """
 
     def close(self) -> None:
         """Gives the adapter its gradients' memory back. Twice is fine."""

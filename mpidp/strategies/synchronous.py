@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 
 from mpidp.errors import InvalidArgumentError, MpidpError
 from mpidp.reducer import Reducer
-from mpidp.reducer.compression import codec_named
+from mpidp.reducer.compression import Codec, codec_named
 from mpidp.reducer.plan import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
 from mpidp.strategies.base import StepReport
+from mpidp.strategies.scaling import LossScale, ScalesLoss, loss_scale_of
 from mpidp.training.adapter import Adapter, BatchResult
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 # As torch.nn.utils.clip_grad_norm_ has it, so that clipped runs compare.
 _CLIP_EPSILON = 1e-6
+_LOSS_SCALE = "loss_scale"
 _NONFINITE = ("skip", "apply", "raise")
 
 
@@ -28,9 +31,13 @@ class Synchronous:
     """Averages the gradients of all ranks in every step, exactly as one process would.
 
     `clip_norm` scales the averaged gradient down to this norm; `clip_value` clamps its elements.
-    `compression` names a codec (see mpidp.reducer.compression). `nonfinite` says what happens where
-    the averaged gradient has an Inf or NaN: "skip" the step, "apply" it as it is, or "raise"
-    MpidpError. All ranks decide alike, since all look at the same bits.
+    `compression` is a codec or its name (see mpidp.reducer.compression). `nonfinite` says what
+    happens where the averaged gradient has an Inf or NaN: "skip" the step, "apply" it as it is, or
+    "raise" MpidpError. All ranks decide alike, since all look at the same bits.
+
+    `loss_scale` multiplies the losses before the backward, and the averaged gradients are divided
+    by it: a number, "dynamic", or a `LossScale`. It goes with "skip", and needs an adapter that
+    has `set_loss_scale`.
     """
 
     def __init__(
@@ -38,7 +45,8 @@ class Synchronous:
         *,
         clip_norm: float | None = None,
         clip_value: float | None = None,
-        compression: str | None = None,
+        compression: str | Codec | None = None,
+        loss_scale: LossScale | float | str | None = None,
         nonfinite: str = "skip",
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         first_bucket_bytes: int = DEFAULT_FIRST_BUCKET_BYTES,
@@ -53,6 +61,11 @@ class Synchronous:
         self._clip_norm = clip_norm
         self._clip_value = clip_value
         self._codec = codec_named(compression)
+        self._scaling = loss_scale_of(loss_scale)
+        if self._scaling is not None and nonfinite != "skip":
+            raise InvalidArgumentError(
+                f'nonfinite={nonfinite!r} does not go with loss_scale: expected "skip"'
+            )
         self._nonfinite = nonfinite
         self._bucket_bytes = bucket_bytes
         self._first_bucket_bytes = first_bucket_bytes
@@ -62,6 +75,11 @@ class Synchronous:
 
     def attach(self, adapter: Adapter, comm: Communicator) -> None:
         """See `Strategy.attach`."""
+        if self._scaling is not None and not isinstance(adapter, ScalesLoss):
+            raise InvalidArgumentError(
+                f"loss_scale needs an adapter with set_loss_scale(); {type(adapter).__name__} has "
+                "none"
+            )
         self._adapter = adapter
         self._reducer = Reducer(
             comm,
@@ -77,7 +95,32 @@ class Synchronous:
         self, batches: Sequence[Any], *, learning_rate: float | None = None, stop: bool = False
     ) -> StepReport:
         """See `Strategy.step`."""
+        return self._step(batches, learning_rate, stop, serving=False)
+
+    @contextmanager
+    def join(self, *, learning_rate: float | None = None) -> Iterator[None]:
+        """A loop of `step` calls whose number may differ by rank. Collective.
+
+        At the end of the block a rank goes on with empty steps until no rank has data left, so
+        that all replicas stay equal (see mpidp.reducer.join). An exception in the block ends it
+        without that.
+
+            with strategy.join():
+                for batch in batches_of_this_rank:
+                    strategy.step([batch])
+        """
+        yield
+        while self._step([], learning_rate, False, serving=True).active:
+            pass
+
+    def _step(
+        self, batches: Sequence[Any], learning_rate: float | None, stop: bool, *, serving: bool
+    ) -> StepReport:
         adapter, reducer = self._attached()
+        scale = 1.0 if self._scaling is None else self._scaling.value
+        if self._scaling is not None and isinstance(adapter, ScalesLoss):
+            reducer.loss_scale = scale
+            adapter.set_loss_scale(scale)
         reducer.zero()
         if self._bound != reducer.generation:
             adapter.bind_gradients(reducer.gradient_views)
@@ -86,12 +129,14 @@ class Synchronous:
         for number, batch in enumerate(batches):
             reducer.begin(synchronize=number == len(batches) - 1)
             result = result + adapter.compute_gradients(batch)
-        reduced = reducer.finish(result, stop=stop)
+        reduced = reducer.finish(result, stop=stop, serving=serving)
         squared_norm = reducer.squared_norm()
         norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
         finite = math.isfinite(norm)
         if not finite and self._nonfinite == "raise":
             raise MpidpError(f"the averaged gradient is not finite (its norm is {norm})")
+        if self._scaling is not None and reduced.result.weight > 0:
+            self._scaling.update(finite=finite)
         applies = finite or self._nonfinite == "apply"
         if applies and reduced.result.weight > 0:
             self._clip(reducer.gradient_views, norm)
@@ -103,15 +148,26 @@ class Synchronous:
             norm,
             reduced.wire_bytes,
             reduced.wait_seconds,
+            active=reduced.active,
+            loss_scale=scale,
         )
 
     def state_dict(self) -> Mapping[str, NDArray[Any]]:
-        """See `Strategy.state_dict`: the residuals of a lossy codec."""
-        return self._attached()[1].residuals()
+        """See `Strategy.state_dict`: that of a lossy codec, and the loss scale."""
+        state = self._attached()[1].state_dict()
+        if self._scaling is not None:
+            state[_LOSS_SCALE] = np.array([self._scaling.value, self._scaling.good_steps])
+        return state
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """See `Strategy.load_state_dict`."""
-        self._attached()[1].load_residuals(dict(state))
+        """See `Strategy.load_state_dict`. Collective: the loss scale is rank 0's."""
+        _, reducer = self._attached()
+        if self._scaling is not None:
+            mine = state.get(_LOSS_SCALE)
+            found = reducer.comm.broadcast_object(mine, root=0)
+            if found is not None:
+                self._scaling.value, self._scaling.good_steps = float(found[0]), int(found[1])
+        reducer.load_state_dict({k: v for k, v in state.items() if k != _LOSS_SCALE})
 
     def close(self) -> None:
         """See `Strategy.close`."""

@@ -102,6 +102,21 @@ class Adapter(Protocol):
         """Restores what `state_dict` gave. Raises KeyError or ValueError where it does not fit."""
 
 
+@runtime_checkable
+class HasRandomState(Protocol):
+    """What an adapter has besides, if its framework has random number generators of its own.
+
+    The trainer puts each rank's state into its checkpoints, so that dropout and the like go on
+    where they were.
+    """
+
+    def random_state(self) -> Mapping[str, NDArray[Any]]:
+        """This rank's generators' state, as arrays by name."""
+
+    def load_random_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restores what `random_state` gave."""
+
+
 def broadcast_state(adapter: Adapter, comm: Any, root: int = 0) -> None:
     """Gives every rank the root's weights, buffers and optimizer state. Collective.
 

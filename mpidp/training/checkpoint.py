@@ -26,7 +26,7 @@ from mpidp.errors import MpidpError
 if TYPE_CHECKING:
     from mpidp.communicator import Communicator
 
-FORMAT = "mpidp-checkpoint-1"
+FORMAT = "mpidp-checkpoint-2"
 _NAME = re.compile(r"step-(\d{10})\.safetensors")
 _SHARED = "shared/"
 
@@ -104,6 +104,11 @@ def load(comm: Communicator, directory: str | Path) -> Loaded:
         meta,
         {k[len(mine) :]: v for k, v in tensors.items() if k.startswith(mine)},
     )
+
+
+def exists(comm: Communicator, directory: str | Path) -> bool:
+    """Whether rank 0 sees a checkpoint file in the folder, whole or not. Collective."""
+    return bool(comm.broadcast_object(bool(files(directory)) if comm.rank == 0 else None, root=0))
 
 
 def read(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

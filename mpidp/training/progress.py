@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mpidp.training.adapter import BatchResult
-    from mpidp.training.trainer import EpochReport
+    from mpidp.training.reports import EpochReport
 
 
 class Progress:
@@ -70,6 +70,8 @@ def line_of(report: EpochReport, total_epochs: int) -> str:
     parts += [f"test {name} {value:.4f}" for name, value in report.test_metrics.items()]
     parts.append(f"{report.samples_per_second:,.0f} samples/s")
     parts.append(f"communication {report.communication_share:.0%}")
+    if report.overlap_ratio is not None:
+        parts.append(f"overlap {report.overlap_ratio:.0%}")
     if report.skipped_steps:
         parts.append(f"{report.skipped_steps} steps skipped")
     return "  ".join(parts)

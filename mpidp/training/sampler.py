@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpidp import _core
 from mpidp.errors import InvalidArgumentError
+
+
+class Dataset(Protocol):
+    """Samples by number: `dataset[indices]` is the batch of those samples, in that order."""
+
+    def __len__(self) -> int:
+        """Samples."""
+
+    def __getitem__(self, indices: NDArray[Any]) -> Any:
+        """A batch, as the adapter takes it; empty for no indices."""
 
 
 class GlobalBatchSampler:

@@ -1,24 +1,61 @@
-"""Gradient compression: codecs with error feedback, by name."""
+"""Gradient compression: codecs with error feedback, by name or as objects with parameters."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mpidp.errors import InvalidArgumentError
-from mpidp.reducer.compression.base import Codec, Exchange
+from mpidp.reducer.compression.base import Codec, Exchange, Part, Piece
 from mpidp.reducer.compression.cast import Cast
+from mpidp.reducer.compression.int8 import Int8
+from mpidp.reducer.compression.plain import Plain
+from mpidp.reducer.compression.powersgd import PowerSGD
+from mpidp.reducer.compression.sign import Sign
+from mpidp.reducer.compression.topk import TopK
 
-# Names as users give them; aliases are those of other libraries.
-_CASTS = {"float16": "float16", "fp16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
+_MAKERS: dict[str, Callable[[], Codec]] = {
+    "float16": lambda: Cast("float16"),
+    "bfloat16": lambda: Cast("bfloat16"),
+    "int8": Int8,
+    "topk": TopK,
+    "powersgd": PowerSGD,
+    "sign": Sign,
+}
+# Those of other libraries.
+_ALIASES = {"fp16": "float16", "bf16": "bfloat16"}
 
-NAMES = ("float16", "bfloat16")
+NAMES = tuple(_MAKERS)
 
 
-def codec_named(name: str | None) -> Codec | None:
-    """The codec for a name; None for no compression. Raises InvalidArgumentError."""
-    if name is None:
+def codec_named(codec: str | Codec | None) -> Codec | None:
+    """The codec for a name; a codec itself, or None for no compression, as it is.
+
+    Raises InvalidArgumentError for anything else.
+    """
+    if codec is None:
         return None
-    if name not in _CASTS:
-        raise InvalidArgumentError(f"compression {name!r}: expected one of {', '.join(NAMES)}")
-    return Cast(_CASTS[name])
+    if isinstance(codec, str):
+        maker = _MAKERS.get(_ALIASES.get(codec, codec))
+        if maker is not None:
+            return maker()
+    elif callable(getattr(codec, "exchange", None)):
+        return codec
+    raise InvalidArgumentError(
+        f"compression {codec!r}: expected one of {', '.join(NAMES)}, or a codec"
+    )
 
 
-__all__ = ["NAMES", "Codec", "Exchange", "codec_named"]
+__all__ = [
+    "NAMES",
+    "Cast",
+    "Codec",
+    "Exchange",
+    "Int8",
+    "Part",
+    "Piece",
+    "Plain",
+    "PowerSGD",
+    "Sign",
+    "TopK",
+    "codec_named",
+]

@@ -1,25 +1,8 @@
-"""The torch.distributed backend "mpidp": DistributedDataParallel and its kin, unmodified, over MPI.
-
-    import torch.distributed as dist
-    import mpidp.c10d
-
-    mpidp.c10d.init_process_group()          # rank and size from MPI: no MASTER_ADDR, no torchrun
-    model = torch.nn.parallel.DistributedDataParallel(model)
-
-Importing this module registers the backend, so `dist.init_process_group("mpidp", ...)` works too,
-with any rendezvous. CPU tensors only. Collectives run asynchronously, in the order of their calls,
-on the communicator's progress thread; a second thread completes their futures.
-"""
+"""The process group: torch's collectives and messages, in terms of a Communicator and of MPI."""
 
 from __future__ import annotations
 
-import queue
-import tempfile
-import threading
-import traceback
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,8 +10,12 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from mpidp.adapters.torch import as_array
+from mpidp.c10d.works import Completer, Messenger
 from mpidp.communicator import Communicator
 from mpidp.errors import InvalidArgumentError, MpidpError
+
+# MPI counts in int: longer messages go in pieces.
+_PIECE_BYTES = 1 << 30
 
 _OPS = {
     dist.ReduceOp.SUM: "sum",
@@ -39,75 +26,44 @@ _OPS = {
 }
 
 
-def init_process_group(timeout: timedelta | None = None) -> None:
-    """`torch.distributed.init_process_group` for the ranks of MPI.COMM_WORLD. Collective.
-
-    The rendezvous is a file in the temporary folder of each node's first rank, known to all by
-    MPI; it holds no data but torch's own bookkeeping. On several nodes that folder must be shared:
-    set TMPDIR, or give torch a store of your own.
-    """
-    world = MPI.COMM_WORLD
-    name = tempfile.mkdtemp(prefix="mpidp-c10d-") if world.rank == 0 else None
-    folder = Path(world.bcast(name))
-    options = {} if timeout is None else {"timeout": timeout}
-    dist.init_process_group(
-        "mpidp",
-        store=dist.FileStore(str(folder / "store"), world.size),
-        rank=world.rank,
-        world_size=world.size,
-        **options,
-    )
-
-
-class _Completer:
-    """Completes futures in the order of the collectives' calls, on a thread of its own."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Any] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._loop, name="mpidp-c10d", daemon=True)
-        self._thread.start()
-
-    def submit(self, finish: Callable[[], Any]) -> Any:
-        """A torch Future of what `finish` returns; it is called when its turn comes."""
-        future: Any = torch.futures.Future()
-        self._queue.put((finish, future))
-        return future
-
-    def close(self) -> None:
-        """Ends the thread once what was submitted is done."""
-        self._queue.put(None)
-        self._thread.join()
-
-    def _loop(self) -> None:
-        while True:
-            entry = self._queue.get()
-            if entry is None:
-                return
-            finish, future = entry
-            try:
-                future.set_result(finish())
-            except Exception as error:  # handed to whoever waits for the future
-                # DistributedDataParallel waits in C++, which cannot show a Python error.
-                traceback.print_exception(error)
-                future.set_exception(error)
-
-
 class ProcessGroup(dist.ProcessGroup):
     """A torch.distributed process group over an `mpidp.Communicator`."""
 
-    def __init__(self, comm: Communicator, p2p: MPI.Comm) -> None:
+    def __init__(self, comm: Communicator, p2p: MPI.Comm, timeout: float) -> None:
         super().__init__(comm.rank, comm.world_size)
         self._comm = comm
         self._p2p = p2p
-        self._completer = _Completer()
+        self._completer = Completer()
+        self._messenger = Messenger(timeout)
+        # Messages of collectives take the one tag that users must not.
+        self._own_tag = int(p2p.Get_attr(MPI.TAG_UB) or 0)
+        self._name = self._description = ""
 
-    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+    # torch's names.
+    def getBackendName(self) -> str:  # noqa: N802
         """The name that torch shows."""
         return "mpidp"
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """By which functional collectives and DTensor find the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """torch chooses the name."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What the group is for."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """torch describes the group."""
+        self._description = description
 
     def shutdown(self) -> None:
         """Collective: completes what is pending and closes the communicator."""
         self._completer.close()
+        self._messenger.close()
         self._comm.close()
         self._p2p.Free()
 
@@ -199,12 +155,64 @@ class ProcessGroup(dist.ProcessGroup):
         input_split_sizes: Sequence[int],
         opts: Any = None,
     ) -> Any:
-        """Equal splits only."""
-        if len(set(output_split_sizes)) > 1 or len(set(input_split_sizes)) > 1:
-            raise InvalidArgumentError("all_to_all_single over mpidp needs equal split sizes")
+        """Rows of `given` to the ranks. Without split sizes all ranks get equally many.
+
+        Split sizes are given on all ranks or on none.
+        """
         flat, finish = _destination(output)
-        work = self._comm.all_to_all_async(_dense(given), _view(flat))
-        return self._work([self._then(work, finish)], [output])
+        if not output_split_sizes and not input_split_sizes:
+            work = self._comm.all_to_all_async(_dense(given), _view(flat))
+            return self._work([self._then(work, finish)], [output])
+        size = self._comm.world_size
+        sent = given.detach().contiguous()
+        return self._exchange(
+            "all_to_all_single",
+            dict(enumerate(sent.split(_splits(input_split_sizes, sent, size)))),
+            dict(enumerate(flat.split(_splits(output_split_sizes, flat, size)))),
+            [output],
+            finish,
+        )
+
+    def alltoall(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Any:
+        """inputs[r] to rank r; sizes may differ."""
+        pairs = [_destination(output) for output in outputs]
+        return self._exchange(
+            "all_to_all",
+            {peer: tensor.detach().contiguous() for peer, tensor in enumerate(inputs)},
+            {peer: flat for peer, (flat, _) in enumerate(pairs)},
+            list(outputs),
+            *(finish for _, finish in pairs),
+        )
+
+    def scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
+    ) -> Any:
+        """inputs[0][r] of the root into outputs[0] of rank r."""
+        flat, finish = _destination(outputs[0])
+        mine = inputs[0] if self._comm.rank == opts.rootRank else []
+        return self._exchange(
+            "scatter",
+            {peer: tensor.detach().contiguous() for peer, tensor in enumerate(mine)},
+            {opts.rootRank: flat},
+            list(outputs),
+            finish,
+        )
+
+    def gather(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any
+    ) -> Any:
+        """inputs[0] of rank r into outputs[0][r] of the root."""
+        mine = outputs[0] if self._comm.rank == opts.rootRank else []
+        pairs = [_destination(output) for output in mine]
+        return self._exchange(
+            "gather",
+            {opts.rootRank: inputs[0].detach().contiguous()},
+            {peer: flat for peer, (flat, _) in enumerate(pairs)},
+            list(mine),
+            *(finish for _, finish in pairs),
+        )
 
     # The names of torch 2.13 and later for the same.
     all_gather_single = _allgather_base
@@ -219,18 +227,67 @@ class ProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int = 0) -> Any:
         """To one rank, through MPI."""
-        buffers = [_dense(tensor) for tensor in tensors]
-        requests = [self._p2p.Isend([_bytes(b), MPI.BYTE], peer, tag) for b in buffers]
-        return self._work([request.wait for request in requests], [], keep=buffers)
+        self._check_tag(tag)
+        buffers = [tensor.detach().contiguous() for tensor in tensors]
+        requests = [r for b in buffers for r in self._requests(self._p2p.Isend, b, peer, tag)]
+        return self._messenger.submit(
+            requests, keep=buffers, finish=_nothing, what=f"send to rank {peer}", result=[]
+        )
 
     def recv(self, tensors: Sequence[torch.Tensor], peer: int, tag: int = 0) -> Any:
         """From one rank, through MPI."""
-        finishers = []
-        for tensor in tensors:
-            flat, finish = _destination(tensor)
-            request = self._p2p.Irecv([_bytes(_view(flat)), MPI.BYTE], peer, tag)
-            finishers.append(_Sequence(request.wait, finish))
-        return self._work(finishers, list(tensors))
+        self._check_tag(tag)
+        pairs = [_destination(tensor) for tensor in tensors]
+        requests = [r for b, _ in pairs for r in self._requests(self._p2p.Irecv, b, peer, tag)]
+        return self._messenger.submit(
+            requests,
+            keep=pairs,
+            finish=_Sequence(*(finish for _, finish in pairs)),
+            what=f"receive from {'any rank' if peer == MPI.ANY_SOURCE else f'rank {peer}'}",
+            result=list(tensors),
+        )
+
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Any:
+        """From whoever sends first; the work's `_source_rank()` tells who did."""
+        if len(tensors) != 1 or tensors[0].nbytes > _PIECE_BYTES:
+            raise InvalidArgumentError(
+                f"a receive from any rank takes one tensor of up to {_PIECE_BYTES} bytes"
+            )
+        return self.recv(tensors, MPI.ANY_SOURCE, tag)
+
+    def _exchange(
+        self,
+        what: str,
+        sends: dict[int, torch.Tensor],
+        receives: dict[int, torch.Tensor],
+        result: Any,
+        *finish: Callable[[], None],
+    ) -> Any:
+        """A collective made of messages, for sizes that differ by rank."""
+        tag = self._own_tag
+        requests = [
+            request
+            for start, tensors in ((self._p2p.Irecv, receives), (self._p2p.Isend, sends))
+            for peer, tensor in tensors.items()
+            for request in self._requests(start, tensor, peer, tag)
+        ]
+        return self._messenger.submit(
+            requests, keep=(sends, receives), finish=_Sequence(*finish), what=what, result=result
+        )
+
+    @staticmethod
+    def _requests(
+        start: Callable[..., MPI.Request], tensor: torch.Tensor, peer: int, tag: int
+    ) -> list[MPI.Request]:
+        data = _bytes(_dense(tensor))
+        return [
+            start([data[offset : offset + _PIECE_BYTES], MPI.BYTE], peer, tag)
+            for offset in range(0, max(data.size, 1), _PIECE_BYTES)
+        ]
+
+    def _check_tag(self, tag: int) -> None:
+        if not 0 <= tag < self._own_tag:
+            raise InvalidArgumentError(f"tag={tag}: expected 0 <= tag < {self._own_tag}")
 
     def _in_place(
         self, collective: Callable[..., Any], tensor: torch.Tensor, **options: Any
@@ -242,16 +299,8 @@ class ProcessGroup(dist.ProcessGroup):
     def _then(work: Any, finish: Callable[..., None], *args: Any) -> _Sequence:
         return _Sequence(work.wait, lambda: finish(*args))
 
-    def _work(
-        self, finishers: Sequence[Callable[[], Any]], result: Any, keep: object = None
-    ) -> Any:
-        def finish(kept: object = keep) -> Any:  # what MPI still reads lives as long as this
-            for one in finishers:
-                one()
-            return result
-
-        future = self._completer.submit(finish)
-        return torch._C._distributed_c10d._create_work_from_future(future)
+    def _work(self, finishers: Sequence[Callable[[], Any]], result: Any) -> Any:
+        return self._completer.submit(_Sequence(*finishers), result)
 
 
 class _Sequence:
@@ -263,6 +312,24 @@ class _Sequence:
     def __call__(self) -> None:
         for step in self._steps:
             step()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _splits(sizes: Sequence[int], tensor: torch.Tensor, world_size: int) -> list[int]:
+    """The rows for each rank."""
+    rows = tensor.shape[0]
+    if not sizes:
+        if rows % world_size:
+            raise InvalidArgumentError(f"{rows} rows cannot be split evenly by {world_size} ranks")
+        return [rows // world_size] * world_size
+    if len(sizes) != world_size or sum(sizes) != rows:
+        raise InvalidArgumentError(
+            f"split sizes {list(sizes)}: expected {world_size} that add up to {rows} rows"
+        )
+    return list(sizes)
 
 
 def _op_of(op: Any) -> str:
@@ -309,22 +376,3 @@ def _scatter_into(flat: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
 
 def _bytes(array: Any) -> Any:
     return array.reshape(-1).view("uint8")
-
-
-def _create(options: Any, _: Any = None) -> ProcessGroup:
-    """What torch calls on every rank of a new group."""
-    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    world = MPI.COMM_WORLD
-    if len(ranks) == world.size:
-        base, owned = world, False
-    else:
-        base = world.Create_group(world.group.Incl(ranks), tag=len(ranks))
-        owned = True
-    comm = Communicator(base, timeout=options.timeout.total_seconds())
-    p2p = base.Dup()
-    if owned:
-        base.Free()
-    return ProcessGroup(comm, p2p)
-
-
-dist.Backend.register_backend("mpidp", _create, extended_api=True, devices=["cpu"])
