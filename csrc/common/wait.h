@@ -64,7 +64,8 @@ std::int64_t now_us();
 // Cores that the given affinity masks and the control group leave to this
 // node's processes.
 int usable_cores(const std::uint64_t* masks, int words);
-// Equal for all processes of one running kernel, in containers too; 0 where the kernel does not say.
+// Equal for all processes of one running kernel, in containers too; 0 where the kernel does not
+// say.
 std::uint64_t machine_id();
 // This process's affinity as a bit mask of `words` 64-bit words.
 void affinity_mask(std::uint64_t* mask, int words);

@@ -54,8 +54,7 @@ Context::Context(MPI_Comm comm, const Settings& settings)
   MPIDP_MPI_CHECK(MPI_Comm_free(&node_comm));
   const NodeKey mine{first_rank, node_id, static_cast<std::int64_t>(machine_id())};
   std::vector<NodeKey> node_keys(static_cast<std::size_t>(world_size_));
-  MPIDP_MPI_CHECK(
-      MPI_Allgather(&mine, 3, MPI_INT64_T, node_keys.data(), 3, MPI_INT64_T, comm_));
+  MPIDP_MPI_CHECK(MPI_Allgather(&mine, 3, MPI_INT64_T, node_keys.data(), 3, MPI_INT64_T, comm_));
 
   find_topology(node_keys);
   connect_shared_memory();
