@@ -273,6 +273,8 @@ def _fit(
     }
     if alone:
         plan.update(progress=False, stop_signals=())
+        if options["patience"] is None:
+            plan["test"] = None  # only the weights are asked for
     else:
         callbacks: list[Callback] = []
         every_steps = options["log_every"]

@@ -79,7 +79,7 @@ EXAMPLES = {
         "a small residual convolutional network on scikit-learn's handwritten digits",
         "train-embedded,torch",
         batch_size=64,
-        epochs=8,
+        epochs=6,
         dtype="float32",
         schedule="cosine",
         warmup_steps=20,

@@ -137,7 +137,7 @@ def build(options: Hyperparameters) -> Example:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
         model = CharacterModel().to(getattr(torch, options.dtype))
-    learning_rate = 5e-3 if options.learning_rate is None else options.learning_rate
+    learning_rate = 4e-3 if options.learning_rate is None else options.learning_rate
     optimizer = torch.optim.AdamW(
         model.parameters(),
         learning_rate,
