@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,12 @@ class Entry:
         unknown = [name for name in self.collectives if name not in AVAILABLE]
         if unknown or not self.collectives:
             return f"unknown collectives {unknown}; expected some of {', '.join(COLLECTIVES)}"
+        for name in _LOWER + _UPPER:
+            value = getattr(self, name)
+            if not _is_whole(value, 1) and not (value is None and name in _UPPER):
+                return f"{name} {value!r}: expected an integer of at least 1"
+        if self.shared_memory not in (None, True, False) or _is_whole(self.shared_memory, 0):
+            return f"shared_memory {self.shared_memory!r}: expected true, false or null"
         if not self.rules or self.rules[-1][0] is not None:
             return "the last rule must have the limit null, so that every size has an algorithm"
         limits = [limit for limit, _ in self.rules[:-1]]
@@ -117,18 +124,24 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """A named list of entries; `Table.from_json` and `to_json` are its file form."""
+    """A named list of entries; `Table.from_json` and `to_json` are its file form.
+
+    `measured` is what `mpidp tune` found, by a label of the topology; nothing is chosen by it.
+    """
 
     name: str
     entries: tuple[Entry, ...]
+    measured: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> str:
         """The table as the text of a tuning file."""
-        document = {
+        document: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "name": self.name,
             "entries": [dataclasses.asdict(entry) for entry in self.entries],
         }
+        if self.measured:
+            document["measured"] = self.measured
         return json.dumps(document, indent=2) + "\n"
 
     @classmethod
@@ -136,7 +149,7 @@ class Table:
         """Read a tuning file's text. Raises `InvalidArgumentError` saying what is wrong where."""
         try:
             document = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidArgumentError(f"not a JSON document: {error}") from None
         if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
             raise InvalidArgumentError(
@@ -145,7 +158,12 @@ class Table:
         name, entries = document.get("name"), document.get("entries")
         if not isinstance(name, str) or not isinstance(entries, list):
             raise InvalidArgumentError('a tuning table needs a string "name" and a list "entries"')
-        return cls(name, tuple(_entry(number, fields) for number, fields in enumerate(entries)))
+        measured = document.get("measured", {})
+        reason = _reason_against_measured(measured)
+        if reason:
+            raise InvalidArgumentError(reason)
+        found = tuple(_entry(number, fields) for number, fields in enumerate(entries))
+        return cls(name, found, measured)
 
 
 def load_table(path: str) -> Table:
@@ -185,6 +203,66 @@ def select(collective: str, nbytes: int, topology: Topology, table: Table | None
 
 def _within(value: int, smallest: int, largest: int | None) -> bool:
     return smallest <= value and (largest is None or value <= largest)
+
+
+_LOWER = ("min_world_size", "min_nodes", "min_local_size")
+_UPPER = ("max_world_size", "max_nodes", "max_local_size")
+_MEASURED_KEYS = ("cores", "mpi", "alpha", "beta", "gamma", "collectives")
+
+
+def _is_whole(value: Any, smallest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
+
+
+def _is_seconds(value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value >= 0
+
+
+def _reason_against_measured(measured: Any) -> str:
+    """Where the object "measured" of a file is wrong; empty when it is right."""
+    if not isinstance(measured, dict):
+        return "measured: expected an object"
+    for label, found in measured.items():
+        place = f"measured: {label!r}"
+        if not isinstance(found, dict) or sorted(found) != sorted(_MEASURED_KEYS):
+            return f"{place}: expected an object with exactly {', '.join(_MEASURED_KEYS)}"
+        if not _is_whole(found["cores"], 1):
+            return f"{place}: cores: expected an integer of at least 1"
+        if not isinstance(found["mpi"], str):
+            return f"{place}: mpi: expected a string"
+        for key in ("alpha", "beta", "gamma"):
+            if found[key] is not None and not _is_seconds(found[key]):
+                return f"{place}: {key}: expected a number >= 0 or null"
+        if not isinstance(found["collectives"], dict):
+            return f"{place}: collectives: expected an object"
+        for name, times in found["collectives"].items():
+            reason = _reason_against_times(name, times)
+            if reason:
+                return f"{place}: collectives: {name}: {reason}"
+    return ""
+
+
+def _reason_against_times(collective: str, times: Any) -> str:
+    if collective not in AVAILABLE:
+        return f"expected one of {', '.join(COLLECTIVES)}"
+    if not isinstance(times, dict) or sorted(times) != ["nbytes", "seconds"]:
+        return 'expected an object with exactly "nbytes" and "seconds"'
+    sizes, seconds = times["nbytes"], times["seconds"]
+    if not isinstance(sizes, list) or not all(_is_whole(size, 0) for size in sizes):
+        return "nbytes: expected a list of integers >= 0"
+    if sizes != sorted(set(sizes)):
+        return "nbytes: sizes must rise"
+    if not isinstance(seconds, dict):
+        return "seconds: expected an object"
+    for algorithm, column in seconds.items():
+        if algorithm not in AVAILABLE[collective]:
+            return f"seconds: there is no algorithm {algorithm!r}"
+        if not isinstance(column, list) or len(column) != len(sizes):
+            return f"seconds: {algorithm}: expected a list of {len(sizes)} times"
+        if not all(_is_seconds(value) for value in column):
+            return f"seconds: {algorithm}: expected numbers >= 0"
+    return ""
 
 
 def _entry(number: int, fields: Any) -> Entry:

@@ -30,6 +30,7 @@ COMMANDS = {
     "bench": Entry("mpidp.cli.bench", "bench", "Measure the bandwidth of the collectives."),
     "info": Entry("mpidp.cli.info", "info", "Show the MPI, the topology and the settings in use."),
     "train": Entry("mpidp.cli.train", "train", "Train an example model, data-parallel."),
+    "tune": Entry("mpidp.cli.tune", "tune", "Measure the algorithms and write a tuning table."),
 }
 
 
