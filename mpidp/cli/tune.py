@@ -150,6 +150,7 @@ class _TuneRun:
 
     def check(self, path: Path, collectives: tuple[str, ...]) -> int:
         """Compares "auto" with the fixed algorithms."""
+        from mpidp import tuning
         from mpidp.tune import choice
 
         mpi_comm = self._world.Dup()
@@ -165,7 +166,10 @@ class _TuneRun:
                         f"{collective} {nbytes}: auto {seconds['auto'][i] * 1e6:.2f} us, "
                         f"{best} {seconds[best][i] * 1e6:.2f} us, ratio {first:.3f}"
                     )
-                    if first > 1 + choice.MARGIN:
+                    chosen = tuning.select(collective, nbytes, comm._topology, comm._table)
+                    if chosen == best:
+                        line += ", which is what auto means here"
+                    elif first > 1 + choice.MARGIN:
                         again = self._again(comm, mpi_comm, collective, nbytes, best)
                         line += f", measured again {again:.3f}"
                         slow += again > 1 + choice.MARGIN
