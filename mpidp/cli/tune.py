@@ -216,8 +216,8 @@ class _TuneRun:
             min_bytes=8,
             max_bytes=max(self._max_bytes, 8),
             factor=16 if self._quick else 4,
-            iterations=12 if self._quick else None,
-            warmup=2 if self._quick else None,
+            iterations=60 if self._quick else None,
+            warmup=5 if self._quick else None,
             check=False,
         )
 
