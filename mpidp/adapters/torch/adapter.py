@@ -87,6 +87,14 @@ class TorchAdapter:
                 group["lr"] = learning_rate
         self.optimizer.step()
 
+    def random_state(self) -> Mapping[str, NDArray[Any]]:
+        """PyTorch's own generator, which draws dropout."""
+        return {"cpu": torch.get_rng_state().numpy()}
+
+    def load_random_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restores what `random_state` gave."""
+        torch.set_rng_state(torch.from_numpy(np.array(state["cpu"])))
+
     def state_dict(self) -> State:
         """See `Adapter.state_dict`."""
         state: State = {
