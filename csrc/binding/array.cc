@@ -65,9 +65,8 @@ Array::Array(nb::handle object, bool writable) {
   if (nb::isinstance<Buffer>(object)) {
     const auto* buffer = nb::inst_ptr<Buffer>(object);
     if (writable && buffer->read_only) throw nb::type_error("read-only Buffer");
-    if (buffer->device != DeviceKind::kCpu) {
-      throw Error(ErrorKind::kInvalidBuffer, "a GPU buffer, and this build has no CUDA part");
-    }
+    device_ = buffer->device;
+    stream_ = buffer->stream;
     pointer_ = buffer->pointer;
     count_ = buffer->count;
     dtype_ = buffer->dtype;
@@ -125,7 +124,7 @@ void register_buffer(nb::module_& module) {
       .def(
           "__init__",
           [](Buffer* self, std::uintptr_t pointer, std::int64_t count, const char* dtype,
-             const char* device, nb::object owner, bool read_only) {
+             const char* device, nb::object owner, bool read_only, std::uintptr_t stream) {
             const DType parsed = dtype_argument(dtype);
             const bool cuda = std::strncmp(device, "cuda", 4) == 0;
             if (count < 0 || (!cuda && std::strcmp(device, "cpu") != 0)) {
@@ -138,10 +137,11 @@ void register_buffer(nb::module_& module) {
                               parsed,
                               cuda ? DeviceKind::kCuda : DeviceKind::kCpu,
                               std::move(owner),
-                              read_only};
+                              read_only,
+                              reinterpret_cast<void*>(stream)};
           },
           nb::arg("pointer"), nb::arg("count"), nb::arg("dtype"), nb::arg("device") = "cpu",
-          nb::arg("owner") = nb::none(), nb::arg("read_only") = false)
+          nb::arg("owner") = nb::none(), nb::arg("read_only") = false, nb::arg("stream") = 0)
       .def_prop_ro(
           "pointer",
           [](const Buffer& self) { return reinterpret_cast<std::uintptr_t>(self.pointer); })
@@ -154,6 +154,8 @@ void register_buffer(nb::module_& module) {
       .def_prop_ro(
           "device",
           [](const Buffer& self) { return self.device == DeviceKind::kCuda ? "cuda" : "cpu"; })
+      .def_prop_ro("stream",
+                   [](const Buffer& self) { return reinterpret_cast<std::uintptr_t>(self.stream); })
       .def_ro("read_only", &Buffer::read_only);
 }
 

@@ -19,6 +19,7 @@ struct Buffer {
   DeviceKind device = DeviceKind::kCpu;
   nanobind::object owner;
   bool read_only = false;
+  void* stream = nullptr;  // of a GPU buffer: the one that its contents are ordered with
 };
 
 // A view of an argument for as long as this object lives. Needs the GIL to make
@@ -36,6 +37,8 @@ class Array {
   void* pointer() const { return pointer_; }
   std::int64_t count() const { return count_; }
   DType dtype() const { return dtype_; }
+  DeviceKind device() const { return device_; }
+  void* stream() const { return stream_; }
   std::int64_t nbytes() const { return count_ * static_cast<std::int64_t>(item_size(dtype_)); }
 
   // Gives up the view to an asynchronous operation; release_owner() ends it,
@@ -47,6 +50,8 @@ class Array {
   void* pointer_ = nullptr;
   std::int64_t count_ = 0;
   DType dtype_ = DType::kUInt8;
+  DeviceKind device_ = DeviceKind::kCpu;
+  void* stream_ = nullptr;
   struct Owner {
     Py_buffer view{};
     PyObject* object = nullptr;

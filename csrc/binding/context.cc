@@ -83,6 +83,18 @@ void check_pair(const Array& input, const Array& output) {
                                                " and out is " + name_of(output.dtype()) +
                                                ": give them the same dtype");
   }
+  if (input.device() != output.device()) {
+    const bool on_gpu = input.device() == DeviceKind::kCuda;
+    throw Error(ErrorKind::kInvalidBuffer, std::string("x lies in ") + (on_gpu ? "GPU" : "host") +
+                                               " memory and out in " + (on_gpu ? "host" : "GPU") +
+                                               " memory: give both the same kind");
+  }
+}
+
+// Before resolve(), which chooses by it.
+void set_place(Call& call, const Array& array) {
+  call.device = array.device();
+  call.stream = array.stream();
 }
 
 // `allowed`: where the input may lie inside the output, or null for nowhere.
@@ -114,6 +126,7 @@ void reduction(Arguments& arguments, const Context& context, Collective collecti
   arguments.input.emplace(x, in_place && wants_result);
   Array& input = *arguments.input;
   call.collective = collective;
+  set_place(call, input);
   call.dtype = input.dtype();
   call.input = input.pointer();
   call.count = input.count();
@@ -163,6 +176,7 @@ void exchange(Arguments& arguments, const Context& context, Collective collectiv
   Array& output = *arguments.output;
   check_pair(input, output);
   call.collective = collective;
+  set_place(call, input);
   call.dtype = input.dtype();
   call.input = input.pointer();
   call.output = output.pointer();
@@ -192,6 +206,7 @@ void rooted(Arguments& arguments, const Context& context, nb::handle x, int root
   Call& call = arguments.call;
   arguments.input.emplace(x, context.rank() != root);
   call.collective = Collective::kBroadcast;
+  set_place(call, *arguments.input);
   call.dtype = arguments.input->dtype();
   call.count = arguments.input->count();
   call.input = call.output = arguments.input->pointer();
@@ -289,6 +304,13 @@ void parse_all_to_all(Arguments& arguments, const Context& context, nb::handle x
   exchange(arguments, context, Collective::kAllToAll, x, out, algorithm, timeout);
 }
 
+DeviceTransport device_transport_argument(const char* name) {
+  if (std::strcmp(name, "auto") == 0) return DeviceTransport::kAuto;
+  if (std::strcmp(name, "staged") == 0) return DeviceTransport::kStaged;
+  throw Error(ErrorKind::kInvalidValue,
+              std::string("unknown device transport \"") + name + "\": use auto or staged");
+}
+
 MPI_Comm comm_of(std::uintptr_t handle) {
   MPI_Comm comm;
   static_assert(sizeof(comm) <= sizeof(handle));
@@ -316,7 +338,8 @@ void register_context(nb::module_& module) {
   auto cls = nb::class_<Context>(module, "Context");
   cls.def(nb::new_([](std::uintptr_t comm_handle, double timeout, std::int64_t node_id,
                       bool shared_memory, std::int64_t slot_bytes, std::int64_t inline_bytes,
-                      std::int64_t segment_bytes, std::int64_t piece_bytes, int spin_us) {
+                      std::int64_t segment_bytes, std::int64_t piece_bytes, int spin_us,
+                      const char* device_transport, std::int64_t device_segment_bytes) {
             Settings settings;
             settings.timeout = timeout;
             settings.node_id = node_id;
@@ -326,13 +349,16 @@ void register_context(nb::module_& module) {
             settings.segment_bytes = segment_bytes;
             settings.piece_bytes = piece_bytes;
             settings.spin_us = spin_us;
+            settings.device_transport = device_transport_argument(device_transport);
+            settings.device_segment_bytes = device_segment_bytes;
             const nb::gil_scoped_release no_gil;
             return std::make_shared<Context>(comm_of(comm_handle), settings);
           }),
           nb::arg("comm_handle"), nb::kw_only(), nb::arg("timeout") = 600.0,
           nb::arg("node_id") = -1, nb::arg("shared_memory") = true, nb::arg("slot_bytes") = 0,
           nb::arg("inline_bytes") = 0, nb::arg("segment_bytes") = 0, nb::arg("piece_bytes") = 0,
-          nb::arg("spin_us") = -1);
+          nb::arg("spin_us") = -1, nb::arg("device_transport") = "auto",
+          nb::arg("device_segment_bytes") = 0);
   cls.def_prop_ro("rank", &Context::rank)
       .def_prop_ro("world_size", &Context::world_size)
       .def_prop_ro("local_rank", &Context::local_rank)
@@ -342,7 +368,11 @@ void register_context(nb::module_& module) {
       .def_prop_ro("closed", &Context::closed)
       .def_prop_ro("timeout", &Context::timeout)
       .def_prop_ro("shared_memory", &Context::shared_memory)
-      .def_prop_ro("thread_multiple", &Context::thread_multiple);
+      .def_prop_ro("thread_multiple", &Context::thread_multiple)
+      .def_prop_ro("device_index", &Context::device_index)
+      .def_prop_ro("device_transport", &Context::device_transport)
+      .def_prop_ro("device_reason", &Context::device_reason)
+      .def("use_device", [](Context& self, int device) { self.device_path(device); });
 
   def_both(cls, "all_reduce", "all_reduce_async", parse_all_reduce);
   def_both(cls, "reduce_scatter", "reduce_scatter_async", parse_reduce_scatter);

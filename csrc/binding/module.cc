@@ -9,5 +9,6 @@ NB_MODULE(_core, module) {
   mpidp::register_context(module);
   mpidp::register_schedules(module);
   mpidp::register_kernels(module);
+  mpidp::register_device(module);
   mpidp::register_library(module);
 }

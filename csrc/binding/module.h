@@ -12,6 +12,7 @@ void register_context(nanobind::module_& module);
 void register_work(nanobind::module_& module);
 void register_schedules(nanobind::module_& module);
 void register_kernels(nanobind::module_& module);
+void register_device(nanobind::module_& module);
 void register_library(nanobind::module_& module);
 
 }  // namespace mpidp

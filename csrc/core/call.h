@@ -7,6 +7,8 @@
 
 namespace mpidp {
 
+class DeviceOrder;
+
 struct Call {
   Collective collective = Collective::kBarrier;
   Algorithm algorithm = Algorithm::kAuto;
@@ -26,6 +28,9 @@ struct Call {
   const void* input = nullptr;
   void* output = nullptr;  // null on the ranks of `reduce` other than the root
   double timeout = 0.0;    // seconds
+  // GPU memory only: the stream that the caller works on, and what orders the collective with it.
+  void* stream = nullptr;
+  DeviceOrder* order = nullptr;
 
   std::int64_t bytes_of(std::int64_t elements) const {
     return elements * static_cast<std::int64_t>(item_size(dtype));

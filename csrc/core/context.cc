@@ -176,6 +176,10 @@ void Context::resolve(Call& call) const {
                                               " is not a rank of this communicator (0 to " +
                                               std::to_string(world_size_ - 1) + ")");
   }
+  // The table was measured on host memory; a GPU's own path on one node beats staging at any size.
+  if (call.algorithm == Algorithm::kAuto && call.device != DeviceKind::kCpu && single_group()) {
+    call.algorithm = Algorithm::kDirect;
+  }
   if (call.algorithm == Algorithm::kAuto) {
     call.algorithm = select(call.collective, call.message_bytes(world_size_));
   }
@@ -200,6 +204,10 @@ std::string Context::describe(const Call& call) const {
 }
 
 void Context::run(Call& call) {
+  if (call.device != DeviceKind::kCpu) {
+    run_on_device(call);
+    return;
+  }
   if (engine_.idle()) {
     execute(call, false);
     return;
@@ -210,6 +218,7 @@ void Context::run(Call& call) {
 }
 
 std::shared_ptr<Operation> Context::submit(const Call& call, std::vector<void*> owners) {
+  if (call.device != DeviceKind::kCpu) return submit_on_device(call, std::move(owners));
   if (thread_multiple_) return engine_.submit(call, std::move(owners));
   // Without MPI_THREAD_MULTIPLE no second thread may call MPI: run here and
   // hand over the outcome.
@@ -228,40 +237,11 @@ void Context::execute(Call& call, bool on_progress_thread) {
   policy_ = group_->policy_for(on_progress_thread ? 2 : 1);
   group_->use_policy(policy_);
   try {
-    Fingerprint detail;
-    detail.sequence = sequence_;
-    detail.count = call.count;
-    detail.root = call.root;
-    detail.collective = static_cast<std::uint8_t>(call.collective);
-    detail.op = static_cast<std::uint8_t>(call.divisor != 1.0 ? Op::kMean : call.op);
-    detail.dtype = static_cast<std::uint8_t>(call.dtype);
-    detail.device = static_cast<std::uint8_t>(call.device);
-    detail.algorithm = static_cast<std::uint8_t>(call.algorithm);
-    detail.deterministic = call.deterministic ? 1 : 0;
-    EntryMessage message;
-    message.fingerprint = detail.hash();
-    message.scale = call.has_scale ? call.scale : 1.0;
-
-    const bool direct = call.algorithm == Algorithm::kDirect && single_group();
-    const bool in_memory = direct || call.algorithm == Algorithm::kHierarchical;
-    // Below, the mailbox is quicker; and a sync point more costs most where ranks share cores.
-    const std::int64_t mailbox_limit = group_->oversubscribed()
-                                           ? group_->inline_bytes()
-                                           : std::min(group_->inline_bytes(), kMailboxBytes);
-    if (in_memory && group_->size() > 1 &&
-        call.bytes_of(call.input_count(world_size_)) > mailbox_limit) {
-      MemoryRegistry& registry = MemoryRegistry::instance();
-      message.input = registry.locate(
-          call.input, static_cast<std::size_t>(call.bytes_of(call.input_count(world_size_))));
-      if (call.output != nullptr) {
-        message.output = registry.locate(
-            call.output, static_cast<std::size_t>(call.bytes_of(call.output_count(world_size_))));
-      }
+    if (call.device == DeviceKind::kCpu) {
+      perform(call);
+    } else {
+      perform_on_device(call);
     }
-    DirectPath::Plan plan;
-    if (direct) plan = direct_->prepare(call, message.input.generation != 0);
-    enter(call, message, detail);
-    if (call.collective != Collective::kBarrier && call.count > 0) dispatch(call, plan);
   } catch (const Error& error) {
     const bool harmless =
         error.kind() == ErrorKind::kMismatch || error.kind() == ErrorKind::kInvalidValue;
@@ -272,6 +252,48 @@ void Context::execute(Call& call, bool on_progress_thread) {
     if (error.kind() == ErrorKind::kMismatch || error.kind() == ErrorKind::kInterrupted) throw;
     throw Error(error.kind(), describe(call) + ": " + error.what(), error.ranks());
   }
+}
+
+Fingerprint Context::fingerprint_of(const Call& call) const {
+  Fingerprint detail;
+  detail.sequence = sequence_;
+  detail.count = call.count;
+  detail.root = call.root;
+  detail.collective = static_cast<std::uint8_t>(call.collective);
+  detail.op = static_cast<std::uint8_t>(call.divisor != 1.0 ? Op::kMean : call.op);
+  detail.dtype = static_cast<std::uint8_t>(call.dtype);
+  detail.device = static_cast<std::uint8_t>(call.device);
+  detail.algorithm = static_cast<std::uint8_t>(call.algorithm);
+  detail.deterministic = call.deterministic ? 1 : 0;
+  return detail;
+}
+
+void Context::perform(Call& call) {
+  const Fingerprint detail = fingerprint_of(call);
+  EntryMessage message;
+  message.fingerprint = detail.hash();
+  message.scale = call.has_scale ? call.scale : 1.0;
+
+  const bool direct = call.algorithm == Algorithm::kDirect && single_group();
+  const bool in_memory = direct || call.algorithm == Algorithm::kHierarchical;
+  // Below, the mailbox is quicker; and a sync point more costs most where ranks share cores.
+  const std::int64_t mailbox_limit = group_->oversubscribed()
+                                         ? group_->inline_bytes()
+                                         : std::min(group_->inline_bytes(), kMailboxBytes);
+  if (in_memory && group_->size() > 1 &&
+      call.bytes_of(call.input_count(world_size_)) > mailbox_limit) {
+    MemoryRegistry& registry = MemoryRegistry::instance();
+    message.input = registry.locate(
+        call.input, static_cast<std::size_t>(call.bytes_of(call.input_count(world_size_))));
+    if (call.output != nullptr) {
+      message.output = registry.locate(
+          call.output, static_cast<std::size_t>(call.bytes_of(call.output_count(world_size_))));
+    }
+  }
+  DirectPath::Plan plan;
+  if (direct) plan = direct_->prepare(call, message.input.generation != 0);
+  enter(call, message, detail);
+  if (call.collective != Collective::kBarrier && call.count > 0) dispatch(call, plan);
 }
 
 void Context::dispatch(Call& call, const DirectPath::Plan& plan) {
@@ -404,6 +426,7 @@ bool Context::close(bool synchronize) {
   engine_.stop();
   const std::lock_guard<std::mutex> lock(run_mutex_);
   closed_.store(true);
+  const bool device_idle = leave_device();
   if (synchronize) {
     try {
       // Through MPI, since a peer may look at this rank's shared memory until it has passed the
@@ -414,6 +437,8 @@ bool Context::close(bool synchronize) {
       const double limit = broken_.empty() ? kLeaveSeconds : kLeaveBrokenSeconds;
       wait_request(request, std::min(settings_.timeout, limit), policy_);
       group_->release();
+      // Not before: until the meeting a peer's kernel may work on memory that it maps from here.
+      if (device_ && device_idle) device_->release();
       return broken_.empty();
     } catch (const Error&) {
       // Some peer did not come. The memory stays: it may still be read.

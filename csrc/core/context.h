@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/call.h"
+#include "core/device_path.h"
 #include "core/direct.h"
 #include "core/engine.h"
 #include "core/executor.h"
@@ -31,6 +32,8 @@ struct Settings {
   std::int64_t piece_bytes = 0;    // 0: built-in
   std::int32_t spin_us = -1;       // -1: by load
   std::int32_t shared_memory = 1;  // 0: everything goes through MPI
+  DeviceTransport device_transport = DeviceTransport::kAuto;
+  std::int64_t device_segment_bytes = 0;  // 0: built-in
 };
 
 struct Rule {
@@ -72,6 +75,13 @@ class Context {
   std::shared_ptr<Operation> submit(const Call& call, std::vector<void*> owners);
   Engine& engine() { return engine_; }
 
+  // The GPU side: its rank's device, or -1 while it has none; and DevicePath's descriptions.
+  int device_index() const;
+  std::string device_transport() const;
+  std::string device_reason() const;
+  // Makes `device` this rank's; a later call, or array, on another one throws. Local.
+  DevicePath& device_path(int device);
+
   // Collective when `synchronize`: waits for pending work and for the peers.
   // Otherwise local: for interpreter exit and broken communicators; memory that
   // peers may still read is kept.
@@ -91,6 +101,15 @@ class Context {
   bool all_ranks(bool mine) const;
 
   void execute(Call& call, bool on_progress_thread);
+  void perform(Call& call);
+  void perform_on_device(Call& call);
+  void run_on_device(Call& call);
+  std::shared_ptr<Operation> submit_on_device(const Call& call, std::vector<void*> owners);
+  std::shared_ptr<DeviceOrder> begin_on_device(Call& call);
+  bool leave_device();
+  int device_of(const Call& call) const;
+  Fingerprint fingerprint_of(const Call& call) const;
+  void gather_in_group(const void* mine, void* all, std::size_t nbytes);
   void enter(const Call& call, EntryMessage& message, const Fingerprint& detail);
   bool groups_agree(bool mine, std::uint64_t fingerprint, double timeout);
   bool leaders_agree(bool mine, std::uint64_t fingerprint, double timeout);
@@ -131,6 +150,9 @@ class Context {
   WaitPolicy policy_;
   std::vector<std::pair<ScheduleRequest, std::unique_ptr<Schedule>>> schedules_;
   std::vector<char> scaled_;
+  mutable std::mutex device_mutex_;  // guards the pointer; what it points to stays until close()
+  std::unique_ptr<DevicePath> device_;
+  double device_timeout_ = 0;  // of the collective in hand, for what it exchanges
 
   std::mutex run_mutex_;  // one collective at a time
   Engine engine_;

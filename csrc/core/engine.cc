@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -37,8 +38,9 @@ bool Operation::wait(double seconds) {
 
 Engine::~Engine() { stop(); }
 
-std::shared_ptr<Operation> Engine::submit(const Call& call, std::vector<void*> owners) {
-  auto operation = std::make_shared<Operation>(call);
+std::shared_ptr<Operation> Engine::submit(const Call& call, std::vector<void*> owners,
+                                          std::shared_ptr<DeviceOrder> order) {
+  auto operation = std::make_shared<Operation>(call, std::move(order));
   operation->owners = std::move(owners);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -59,7 +61,17 @@ std::shared_ptr<Operation> Engine::submit(const Call& call, std::vector<void*> o
 
 std::vector<void*> Engine::take_released() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (!lingering_.empty()) collect_lingering();
   return std::exchange(released_, {});
+}
+
+void Engine::collect_lingering() {
+  const auto ended = [this](Lingering& entry) {
+    if (!entry.order->reached()) return false;
+    released_.insert(released_.end(), entry.owners.begin(), entry.owners.end());
+    return true;
+  };
+  lingering_.erase(std::remove_if(lingering_.begin(), lingering_.end(), ended), lingering_.end());
 }
 
 void Engine::stop() {
@@ -85,8 +97,9 @@ void Engine::loop() {
   }
 }
 
-std::shared_ptr<Operation> Engine::run_inline(const Call& call, std::vector<void*> owners) {
-  auto operation = std::make_shared<Operation>(call);
+std::shared_ptr<Operation> Engine::run_inline(const Call& call, std::vector<void*> owners,
+                                              std::shared_ptr<DeviceOrder> order) {
+  auto operation = std::make_shared<Operation>(call, std::move(order));
   operation->owners = std::move(owners);
   pending_.fetch_add(1, std::memory_order_acq_rel);
   perform(*operation);
@@ -104,7 +117,9 @@ void Engine::perform(Operation& operation) {
     const std::lock_guard<std::mutex> lock(mutex_);
     // After an error MPI may still read a send buffer: its owner is kept for
     // ever.
-    if (!error) {
+    if (!error && operation.order) {
+      lingering_.push_back(Lingering{operation.order, operation.owners});
+    } else if (!error) {
       released_.insert(released_.end(), operation.owners.begin(), operation.owners.end());
     }
     operation.owners.clear();

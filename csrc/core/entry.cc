@@ -42,6 +42,7 @@ std::string row_of(const Fingerprint& detail) {
   }
   text += std::string("  algorithm=") + name_of(static_cast<Algorithm>(detail.algorithm));
   if (detail.deterministic != 0) text += "  deterministic";
+  if (static_cast<DeviceKind>(detail.device) == DeviceKind::kCuda) text += "  on a GPU";
   return text;
 }
 

@@ -352,18 +352,24 @@ bool NodeGroup::all_outputs_registered() const {
   return true;
 }
 
+Location NodeGroup::input_location(int peer) const {
+  const SyncLine& said = line(peer, entry_step_);
+  return Location{said.input_segment, said.input_generation, said.input_offset};
+}
+
+Location NodeGroup::output_location(int peer) const {
+  const SyncLine& said = line(peer, entry_step_);
+  return Location{said.output_segment, said.output_generation, said.output_offset};
+}
+
 char* NodeGroup::input(int peer) {
   if (!input_registered(peer)) return nullptr;
-  const SyncLine& said = line(peer, entry_step_);
-  return peers_[static_cast<std::size_t>(peer)]->resolve(
-      Location{said.input_segment, said.input_generation, said.input_offset});
+  return peers_[static_cast<std::size_t>(peer)]->resolve(input_location(peer));
 }
 
 char* NodeGroup::output(int peer) {
   if (!output_registered(peer)) return nullptr;
-  const SyncLine& said = line(peer, entry_step_);
-  return peers_[static_cast<std::size_t>(peer)]->resolve(
-      Location{said.output_segment, said.output_generation, said.output_offset});
+  return peers_[static_cast<std::size_t>(peer)]->resolve(output_location(peer));
 }
 
 char* NodeGroup::my_mailbox() {

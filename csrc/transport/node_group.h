@@ -138,6 +138,9 @@ class NodeGroup {
   char* output(int peer);
   bool input_registered(int peer) const { return line(peer, entry_step_).input_generation != 0; }
   bool output_registered(int peer) const { return line(peer, entry_step_).output_generation != 0; }
+  // What the peer said at the entry, not mapped: for memory that another transport reaches.
+  Location input_location(int peer) const;
+  Location output_location(int peer) const;
   bool all_inputs_registered() const;
   bool all_outputs_registered() const;
   // After a disagreement: makes the ranks' counters equal again.
