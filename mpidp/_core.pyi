@@ -15,6 +15,7 @@ class Buffer:
         device: str = "cpu",
         owner: object = None,
         read_only: bool = False,
+        stream: int = 0,
     ) -> None: ...
     @property
     def pointer(self) -> int: ...
@@ -27,14 +28,24 @@ class Buffer:
     @property
     def device(self) -> str: ...
     @property
+    def stream(self) -> int:
+        """The CUDA stream with which the contents of a GPU buffer are ordered."""
+    @property
     def read_only(self) -> bool: ...
 
 class Work:
     """One asynchronous collective. Dropping it does not cancel it."""
 
+    @property
+    def on_device(self) -> bool: ...
     def done(self) -> bool: ...
-    def wait(self, timeout: float | None = None) -> None:
-        """Raises the collective's error; TimeoutError when `timeout` seconds pass first."""
+    def wait(self, timeout: float | None = None, stream: int = 0) -> None:
+        """Raises the collective's error; TimeoutError when `timeout` seconds pass first.
+
+        On GPU buffers it waits for the issue alone, and makes `stream` wait for the end.
+        """
+    def synchronize(self, timeout: float | None = None) -> None:
+        """As wait(), but blocks the host until the end on the GPU too."""
 
 # An array argument (`x`, `out`) is a Buffer or any object with a simple buffer-protocol export.
 # Anything else raises TypeError, and the Python layer converts it first (mpidp/buffers.py).
@@ -53,6 +64,8 @@ class Context:
         segment_bytes: int = ...,
         piece_bytes: int = ...,
         spin_us: int = -1,
+        device_transport: str = "auto",
+        device_segment_bytes: int = 0,
     ) -> None:
         """Collective over the communicator, which the context borrows and never frees."""
     @property
@@ -74,6 +87,16 @@ class Context:
     @property
     def shared_memory(self) -> bool:
         """True when every process of this node can map every other's memory (proven by a probe)."""
+    @property
+    def device_index(self) -> int:
+        """The GPU that this rank works on; -1 while it has none."""
+    @property
+    def device_transport(self) -> str:
+        """One of "undecided", "local", "ipc" and "staged"."""
+    @property
+    def device_reason(self) -> str: ...
+    def use_device(self, device: int) -> None:
+        """Makes the GPU this rank's; raises InvalidBufferError where it already has another."""
     def set_rules(self, collective: str, rules: list[tuple[int, str]]) -> None:
         """What "auto" means: the first (limit, algorithm) with nbytes <= limit."""
     def select(self, collective: str, nbytes: int) -> str: ...
@@ -178,6 +201,35 @@ def reduce_buffers(
 
 def chunk_of(count: int, num_chunks: int, index: int, granule: int = 1) -> tuple[int, int]:
     """(offset, count)."""
+
+def load_device_plugin(path: str) -> None:
+    """Loads the CUDA part, once in a process. Raises CudaError."""
+
+def device_runtime() -> str | None:
+    """The name of what load_device_plugin() has loaded: "cuda", or "emulated" in tests."""
+
+def device_count() -> int: ...
+def current_device() -> int: ...
+def device_info(device: int) -> dict[str, Any]: ...
+def device_classify(pointer: int) -> tuple[str, int, bool]:
+    """(host, pinned, device or managed; its GPU; whether peers can map it)."""
+
+def device_allocate(device: int, nbytes: int) -> Buffer:
+    """Uninitialised bytes that peers can map, given back with the Buffer. Raises MemoryError."""
+
+def device_copy(
+    device: int,
+    destination: int,
+    source: int,
+    nbytes: int,
+    stream: int = 0,
+    blocking: bool = True,
+) -> None: ...
+def order_streams(device: int, earlier: int, later: int) -> None:
+    """Makes `later` wait for what `earlier` has queued."""
+
+def dlpack_view(buffer: Buffer, shape: list[int], device: int) -> Any:
+    """An object with __dlpack__ over the memory of a GPU buffer."""
 
 def instruction_set() -> str: ...
 def set_instruction_set(name: str) -> bool: ...

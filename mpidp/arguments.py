@@ -15,6 +15,7 @@ import numpy as np
 
 from mpidp.buffers import as_buffer, numpy_dtype
 from mpidp.config import ALGORITHMS, OPS
+from mpidp.devices import empty_like, stream_handle
 from mpidp.errors import InvalidArgumentError, InvalidBufferError
 
 
@@ -82,12 +83,20 @@ def num_elements(shape: Any) -> int:
     return math.prod(lengths)
 
 
-def shape_and_dtype(x: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """For making a NumPy result that goes with x."""
+def shape_of(x: Any) -> tuple[int, ...]:
+    """The shape of an array argument; one dimension where it says nothing of shapes."""
+    shape = getattr(x, "shape", None)
+    return (as_buffer(x).count,) if shape is None else tuple(shape)
+
+
+def result_for(context: Any, x: Any, shape: tuple[int, ...]) -> Any:
+    """An array of `shape` that goes with x: NumPy's for host memory, one on x's GPU else."""
     if isinstance(x, np.ndarray):
-        return x.shape, x.dtype
+        return np.empty(shape, x.dtype)
     buffer = as_buffer(x)
-    return tuple(getattr(x, "shape", (buffer.count,))), numpy_dtype(buffer.dtype)
+    if buffer.device == "cpu":
+        return np.empty(shape, numpy_dtype(buffer.dtype))
+    return empty_like(context, x, shape, buffer.dtype)
 
 
 def call_reduction(
@@ -102,6 +111,7 @@ def call_reduction(
     *,
     root: int | None = None,
     writes_x: bool = False,
+    stream: Any = None,
 ) -> Any:
     """Call a reducing collective, with `root` after `op` where it has one."""
     rooted = () if root is None else (root,)
@@ -109,36 +119,50 @@ def call_reduction(
         return function(x, out, op, *rooted, algorithm, scale, deterministic, timeout)
     except TypeError:
         check_options(algorithm, op, scale, deterministic)
-    x, out = buffers_of(x, out, writes_x)
+    x, out = buffers_of(x, out, writes_x, stream)
     scale = None if scale is None else float(scale)
     return function(x, out, op, *rooted, algorithm, scale, bool(deterministic), timeout)
 
 
 def call_move(
-    function: Callable[..., Any], x: Any, out: Any, algorithm: str, timeout: float
+    function: Callable[..., Any],
+    x: Any,
+    out: Any,
+    algorithm: str,
+    timeout: float,
+    stream: Any = None,
 ) -> Any:
     """Call a collective that moves x into `out`."""
     try:
         return function(x, out, algorithm, timeout)
     except TypeError:
         check_options(algorithm)
-    x, out = buffers_of(x, out, False)
+    x, out = buffers_of(x, out, False, stream)
     return function(x, out, algorithm, timeout)
 
 
 def call_broadcast(
-    function: Callable[..., Any], x: Any, root: int, algorithm: str, timeout: float, is_root: bool
+    function: Callable[..., Any],
+    x: Any,
+    root: int,
+    algorithm: str,
+    timeout: float,
+    is_root: bool,
+    stream: Any = None,
 ) -> Any:
     """Call a broadcast, which writes x everywhere but on the root."""
     try:
         return function(x, root, algorithm, timeout)
     except TypeError:
         check_options(algorithm)
-    return function(as_buffer(x, writable=not is_root), root, algorithm, timeout)
+    handle = None if stream is None else stream_handle(stream)
+    buffer = as_buffer(x, writable=not is_root, stream=handle)
+    return function(buffer, root, algorithm, timeout)
 
 
-def buffers_of(x: Any, out: Any, writes_x: bool) -> tuple[Any, Any]:
+def buffers_of(x: Any, out: Any, writes_x: bool, stream: Any = None) -> tuple[Any, Any]:
     """Both arrays converted; the extension checks that they fit each other."""
+    handle = None if stream is None else stream_handle(stream)
     if out is None:
-        return as_buffer(x, writable=writes_x), None
-    return as_buffer(x), as_buffer(out, "out", writable=True)
+        return as_buffer(x, writable=writes_x, stream=handle), None
+    return as_buffer(x, stream=handle), as_buffer(out, "out", writable=True, stream=handle)

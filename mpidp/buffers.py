@@ -2,7 +2,8 @@
 
 The extension parses plain buffers (NumPy arrays of the common dtypes) itself; what it refuses comes
 here. Understood, in this order: NumPy arrays including ml_dtypes.bfloat16, the CUDA array
-interface, the buffer protocol, the array interface, DLPack. No framework is imported.
+interface, the buffer protocol, the array interface, DLPack (for host and GPU memory). No framework
+is imported.
 
     buffer = as_buffer(tensor, "x", writable=True)
     buffer.dtype, buffer.count              # "bfloat16", 4096
@@ -11,11 +12,13 @@ interface, the buffer protocol, the array interface, DLPack. No framework is imp
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
 
-from mpidp import _core
+from mpidp import _core, devices
+from mpidp.devices import NO_CUDA
 from mpidp.errors import InvalidBufferError
 
 DTYPES = (
@@ -34,11 +37,6 @@ DTYPES = (
     "float64",
     "complex64",
     "complex128",
-)
-
-NO_CUDA = (
-    "this build has no CUDA part. Copy the array to host memory first, or reinstall where nvcc is "
-    "on PATH (CUDA_HOME set), and check with `mpidp info`"
 )
 
 
@@ -65,10 +63,14 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
-def as_buffer(x: Any, name: str = "x", *, writable: bool = False) -> _core.Buffer:
+def as_buffer(
+    x: Any, name: str = "x", *, writable: bool = False, stream: int | None = None
+) -> _core.Buffer:
     """A typed view of the memory of `x`, which it keeps alive.
 
-    `name` is what the caller calls the array in messages; `writable` says that it will be written.
+    `name` is what the caller calls the array in messages; `writable` says that it will be written;
+    `stream` is the handle of the CUDA stream that a GPU array is ordered with, None for the
+    caller's current one.
     Raises `InvalidBufferError` where the array is not contiguous, not writable, of a dtype that no
     collective takes, in memory that this build cannot reach, or no array at all.
     """
@@ -78,8 +80,11 @@ def as_buffer(x: Any, name: str = "x", *, writable: bool = False) -> _core.Buffe
         return x
     if isinstance(x, np.ndarray):
         return _from_numpy(x, name, writable, x)
-    if getattr(x, "__cuda_array_interface__", None) is not None:
-        raise InvalidBufferError(f"{name} lies in GPU memory and {NO_CUDA}")
+    if isinstance(x, devices.DeviceArray):
+        return x.buffer(devices.current_stream(x) if stream is None else stream)
+    interface = _cuda_interface(x)
+    if interface is not None:
+        return _from_cuda_interface(x, interface, name, writable, stream)
     try:
         view = memoryview(x)
     except (TypeError, ValueError, BufferError):
@@ -91,7 +96,7 @@ def as_buffer(x: Any, name: str = "x", *, writable: bool = False) -> _core.Buffe
     if getattr(x, "__array_interface__", None) is not None:
         return _from_numpy(np.asarray(x), name, writable, x)
     if hasattr(x, "__dlpack__"):
-        return _from_dlpack(x, name, writable)
+        return _from_dlpack(x, name, writable, stream)
     raise InvalidBufferError(
         f"{name} is {_a(type(x).__name__)}, not an array: give a NumPy array, or an object with "
         "the buffer protocol, the array interface or DLPack"
@@ -148,6 +153,56 @@ def _from_numpy(array: np.ndarray[Any, Any], name: str, writable: bool, owner: A
     )
 
 
+def _cuda_interface(x: Any) -> Any:
+    try:
+        return getattr(x, "__cuda_array_interface__", None)
+    except Exception:
+        # PyTorch refuses so for bfloat16 and for tensors that require grad; DLPack may do, and says
+        # why it does not.
+        return None
+
+
+def _load_for(name: str, what: str) -> None:
+    if _core.device_runtime() is None:
+        if devices.find_plugin() is None:
+            raise InvalidBufferError(f"{name} lies in {what} and {NO_CUDA}")
+        devices.load()
+
+
+# https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, versions 2 and 3
+def _from_cuda_interface(
+    x: Any, interface: Any, name: str, writable: bool, stream: int | None
+) -> _core.Buffer:
+    _load_for(name, "GPU memory")
+    if interface.get("mask") is not None:
+        raise InvalidBufferError(f"{name} is a masked array; pass its data")
+    dtype = np.dtype(interface["typestr"])
+    dtype_name = _dtype_name(dtype, name)
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    if strides is not None and not _is_contiguous(shape, list(strides), dtype.itemsize):
+        raise InvalidBufferError(
+            f"{name} of shape {shape} and strides {tuple(strides)} is not C-contiguous; use the "
+            "framework's ascontiguousarray or contiguous"
+        )
+    pointer, read_only = interface["data"]
+    if writable and read_only:
+        raise InvalidBufferError(_read_only(name))
+    # Version 3: the stream that a consumer must order itself after; None where there is no need.
+    producer = interface.get("stream")
+    if stream is None:
+        known = devices.knows_stream_of(x)
+        stream = (
+            devices.current_stream(x)
+            if known or producer is None
+            else devices.stream_handle(producer)
+        )
+    count = math.prod(shape)
+    return _core.Buffer(
+        pointer or 0, count, dtype_name, "cuda", owner=x, read_only=bool(read_only), stream=stream
+    )
+
+
 # DLPack's C layout (dlpack.h, version 1): https://dmlc.github.io/dlpack/latest/c_api.html
 class _DLDevice(ctypes.Structure):
     _fields_ = (("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
@@ -182,29 +237,41 @@ class _DLManagedTensorVersioned(ctypes.Structure):
 
 # kDLCPU, and host memory pinned by CUDA or ROCm.
 _DL_HOST = (1, 3, 11)
+_DL_CUDA = (2, 13)  # kDLCUDA, and its managed memory
 _DL_READ_ONLY = 1
 _DL_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
-def _from_dlpack(x: Any, name: str, writable: bool) -> _core.Buffer:
+def _from_dlpack(x: Any, name: str, writable: bool, stream: int | None) -> _core.Buffer:
+    on_device = False
     if hasattr(x, "__dlpack_device__"):
-        # Asked first: exporting from a GPU may need a stream that we have no part for.
+        # Asked first: an export from a GPU takes a stream.
         device_type = int(x.__dlpack_device__()[0])
-        if device_type not in _DL_HOST:
+        on_device = device_type in _DL_CUDA
+        if on_device:
+            _load_for(name, f"device memory (DLPack device type {device_type})")
+        elif device_type not in _DL_HOST:
             raise InvalidBufferError(
-                f"{name} lies in device memory (DLPack device type {device_type}) and {NO_CUDA}"
+                f"{name} lies in device memory (DLPack device type {device_type}), which this "
+                "library cannot reach: copy it to host memory first"
             )
+    handle = 0
+    options: dict[str, Any] = {}
+    if on_device:
+        handle = devices.current_stream(x) if stream is None else stream
+        # The exporter makes this stream wait for what it has in flight. DLPack knows no stream 0.
+        options["stream"] = handle or devices.LEGACY_STREAM
     try:
         try:
-            capsule = x.__dlpack__(max_version=(1, 0))
+            capsule = x.__dlpack__(max_version=(1, 0), **options)
         except TypeError:  # an exporter older than DLPack 1.0
-            capsule = x.__dlpack__()
+            capsule = x.__dlpack__(**options)
     except Exception as error:
         # Frameworks refuse with types of their own; a tensor that requires grad is the usual case.
         raise InvalidBufferError(f"{name} cannot be exported through DLPack: {error}") from error
     tensor, read_only = _open_capsule(capsule)
     if read_only is None:
-        read_only = _seems_read_only(x)
+        read_only = not on_device and _seems_read_only(x)
     if writable and read_only:
         raise InvalidBufferError(_read_only(name))
     dtype = _dlpack_dtype(tensor.dtype, name)
@@ -220,7 +287,10 @@ def _from_dlpack(x: Any, name: str, writable: bool) -> _core.Buffer:
         count *= length
     pointer = (tensor.data or 0) + tensor.byte_offset
     # The capsule stays unconsumed: dropping it runs the exporter's deleter.
-    return _core.Buffer(pointer, count, dtype, owner=(x, capsule), read_only=read_only)
+    kind = "cuda" if on_device else "cpu"
+    return _core.Buffer(
+        pointer, count, dtype, kind, owner=(x, capsule), read_only=read_only, stream=handle
+    )
 
 
 def _open_capsule(capsule: Any) -> tuple[_DLTensor, bool | None]:
@@ -258,10 +328,11 @@ def _dlpack_dtype(dtype: _DLDataType, name: str) -> str:
     return found
 
 
-def _is_contiguous(shape: tuple[int, ...], strides: list[int]) -> bool:
+def _is_contiguous(shape: tuple[int, ...], strides: list[int], unit: int = 1) -> bool:
+    """Whether `strides`, in elements or in bytes (`unit` of them to an element), are C order."""
     if 0 in shape:
         return True
-    expected = 1
+    expected = unit
     for length, stride in zip(reversed(shape), reversed(strides), strict=True):
         if length != 1 and stride != expected:
             return False

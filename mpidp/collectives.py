@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mpidp.arguments import (
     buffers_of,
     call_broadcast,
@@ -17,8 +14,9 @@ from mpidp.arguments import (
     check_same_shape,
     deadline,
     is_index,
+    result_for,
     seconds,
-    shape_and_dtype,
+    shape_of,
     shapes_differ,
 )
 from mpidp.errors import InvalidArgumentError, InvalidBufferError
@@ -48,6 +46,7 @@ class Collectives:
         deterministic: bool = False,
         scale: float | None = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Combine x over all ranks, element by element; every rank gets the result.
 
@@ -77,7 +76,7 @@ class Collectives:
             check_options(algorithm, op, scale, deterministic)
             check_same_shape(x, out)
             arguments = (op, algorithm, scale, deterministic, deadline(timeout))
-            self._all_reduce(*buffers_of(x, out, True), *arguments)
+            self._all_reduce(*buffers_of(x, out, True, stream), *arguments)
         return x if out is None else out
 
     def all_reduce_async(
@@ -90,6 +89,7 @@ class Collectives:
         deterministic: bool = False,
         scale: float | None = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Work:
         """As `all_reduce`, but returns a `Work` at once."""
         arguments = (op, algorithm, scale, deterministic, deadline(timeout))
@@ -100,7 +100,7 @@ class Collectives:
         except (TypeError, AttributeError):
             check_options(algorithm, op, scale, deterministic)
             check_same_shape(x, out)
-            work = self._all_reduce_async(*buffers_of(x, out, True), *arguments)
+            work = self._all_reduce_async(*buffers_of(x, out, True, stream), *arguments)
         return Work(work, x if out is None else out, (x, out))
 
     def reduce_scatter(
@@ -113,18 +113,19 @@ class Collectives:
         deterministic: bool = False,
         scale: float | None = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Combine x over all ranks and give each rank its block of the result.
 
         x holds world_size equal blocks; block r of the result goes to rank r, into `out`, which has
-        x.size / world_size elements of x's dtype. Where `out` is None a NumPy array of shape
+        x.size / world_size elements of x's dtype. Where `out` is None an array of shape
         (x.shape[0] / world_size, *x.shape[1:]) is made. x is not changed. Returns the block.
 
             mine = comm.reduce_scatter(x)            # x.shape[0] divisible by world_size
         """
         out = self._block_of(x) if out is None else out
         arguments = (op, algorithm, scale, deterministic, deadline(timeout))
-        call_reduction(self._context.reduce_scatter, x, out, *arguments)
+        call_reduction(self._context.reduce_scatter, x, out, *arguments, stream=stream)
         return out
 
     def reduce_scatter_async(
@@ -137,11 +138,12 @@ class Collectives:
         deterministic: bool = False,
         scale: float | None = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Work:
         """As `reduce_scatter`, but returns a `Work` at once."""
         out = self._block_of(x) if out is None else out
         arguments = (op, algorithm, scale, deterministic, deadline(timeout))
-        work = call_reduction(self._context.reduce_scatter_async, x, out, *arguments)
+        work = call_reduction(self._context.reduce_scatter_async, x, out, *arguments, stream=stream)
         return Work(work, out, (x, out))
 
     def reduce(
@@ -155,6 +157,7 @@ class Collectives:
         deterministic: bool = False,
         scale: float | None = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Combine x over all ranks on rank `root`.
 
@@ -166,7 +169,9 @@ class Collectives:
         x, out, result = self._rooted(x, out, root)
         arguments = (op, algorithm, scale, deterministic, deadline(timeout))
         here = self.rank == root
-        call_reduction(self._context.reduce, x, out, *arguments, root=root, writes_x=here)
+        call_reduction(
+            self._context.reduce, x, out, *arguments, root=root, writes_x=here, stream=stream
+        )
         return result
 
     def reduce_async(
@@ -180,79 +185,126 @@ class Collectives:
         deterministic: bool = False,
         scale: float | None = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Work:
         """As `reduce`, but returns a `Work` at once."""
         x, out, result = self._rooted(x, out, root)
         arguments = (op, algorithm, scale, deterministic, deadline(timeout))
         here = self.rank == root
         work = call_reduction(
-            self._context.reduce_async, x, out, *arguments, root=root, writes_x=here
+            self._context.reduce_async,
+            x,
+            out,
+            *arguments,
+            root=root,
+            writes_x=here,
+            stream=stream,
         )
         return Work(work, result, (x, out))
 
     def all_gather(
-        self, x: Any, out: Any = None, *, algorithm: str = "auto", timeout: float | None = None
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Collect every rank's x, in rank order, on every rank.
 
-        `out` has x.size * world_size elements of x's dtype; where it is None a NumPy array of shape
+        `out` has x.size * world_size elements of x's dtype; where it is None an array of shape
         (world_size, *x.shape) is made. Returns it.
 
             rows = comm.all_gather(row)              # rows[r] is rank r's row
         """
         out = self._gathered_of(x) if out is None else out
-        call_move(self._context.all_gather, x, out, algorithm, deadline(timeout))
+        call_move(self._context.all_gather, x, out, algorithm, deadline(timeout), stream)
         return out
 
     def all_gather_async(
-        self, x: Any, out: Any = None, *, algorithm: str = "auto", timeout: float | None = None
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        stream: Any = None,
     ) -> Work:
         """As `all_gather`, but returns a `Work` at once."""
         out = self._gathered_of(x) if out is None else out
-        work = call_move(self._context.all_gather_async, x, out, algorithm, deadline(timeout))
+        work = call_move(
+            self._context.all_gather_async, x, out, algorithm, deadline(timeout), stream
+        )
         return Work(work, out, (x, out))
 
     def broadcast(
-        self, x: Any, *, root: int = 0, algorithm: str = "auto", timeout: float | None = None
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Copy the root's x into every rank's x, of the same dtype and count. Returns x.
 
         comm.broadcast(weights, root=0)
         """
         self._check_root(root)
-        arguments = (root, algorithm, deadline(timeout), self.rank == root)
+        arguments = (root, algorithm, deadline(timeout), self.rank == root, stream)
         call_broadcast(self._context.broadcast, x, *arguments)
         return x
 
     def broadcast_async(
-        self, x: Any, *, root: int = 0, algorithm: str = "auto", timeout: float | None = None
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        stream: Any = None,
     ) -> Work:
         """As `broadcast`, but returns a `Work` at once."""
         self._check_root(root)
-        arguments = (root, algorithm, deadline(timeout), self.rank == root)
+        arguments = (root, algorithm, deadline(timeout), self.rank == root, stream)
         work = call_broadcast(self._context.broadcast_async, x, *arguments)
         return Work(work, x, x)
 
     def all_to_all(
-        self, x: Any, out: Any = None, *, algorithm: str = "auto", timeout: float | None = None
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Give block p of x to rank p, for every p; block p of the result comes from rank p.
 
-        x and `out` hold world_size equal blocks of one dtype. Where `out` is None a NumPy array of
+        x and `out` hold world_size equal blocks of one dtype. Where `out` is None an array of
         x's shape is made, and x.shape[0] must be divisible by world_size. Returns the result.
 
             received = comm.all_to_all(sent)         # received[p] == rank p's sent[rank]
         """
         out = self._exchanged_of(x) if out is None else out
-        call_move(self._context.all_to_all, x, out, algorithm, deadline(timeout))
+        call_move(self._context.all_to_all, x, out, algorithm, deadline(timeout), stream)
         return out
 
     def all_to_all_async(
-        self, x: Any, out: Any = None, *, algorithm: str = "auto", timeout: float | None = None
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        stream: Any = None,
     ) -> Work:
         """As `all_to_all`, but returns a `Work` at once."""
         out = self._exchanged_of(x) if out is None else out
-        work = call_move(self._context.all_to_all_async, x, out, algorithm, deadline(timeout))
+        work = call_move(
+            self._context.all_to_all_async, x, out, algorithm, deadline(timeout), stream
+        )
         return Work(work, out, (x, out))
 
     def barrier(self, *, timeout: float | None = None) -> None:
@@ -277,19 +329,18 @@ class Collectives:
         check_same_shape(x, out)
         return x, out, x if out is None else out
 
-    def _block_of(self, x: Any) -> NDArray[Any]:
-        shape, dtype = shape_and_dtype(x)
+    def _block_of(self, x: Any) -> Any:
+        shape = shape_of(x)
         self._check_divisible(shape)
-        return np.empty((shape[0] // self.world_size, *shape[1:]), dtype)
+        return result_for(self._context, x, (shape[0] // self.world_size, *shape[1:]))
 
-    def _gathered_of(self, x: Any) -> NDArray[Any]:
-        shape, dtype = shape_and_dtype(x)
-        return np.empty((self.world_size, *shape), dtype)
+    def _gathered_of(self, x: Any) -> Any:
+        return result_for(self._context, x, (self.world_size, *shape_of(x)))
 
-    def _exchanged_of(self, x: Any) -> NDArray[Any]:
-        shape, dtype = shape_and_dtype(x)
+    def _exchanged_of(self, x: Any) -> Any:
+        shape = shape_of(x)
         self._check_divisible(shape)
-        return np.empty(shape, dtype)
+        return result_for(self._context, x, shape)
 
     def _check_divisible(self, shape: tuple[int, ...]) -> None:
         if not shape or shape[0] % self.world_size:

@@ -17,7 +17,6 @@ from mpidp.config import Config
 from mpidp.errors import (
     BuildMismatchError,
     ClosedError,
-    CudaError,
     InvalidArgumentError,
     MpidpError,
 )
@@ -30,6 +29,7 @@ except ImportError as error:
         "`pip install .`, against the MPI that mpi4py uses"
     ) from error
 
+from mpidp import devices
 from mpidp.arguments import is_index, num_elements
 from mpidp.buffers import numpy_dtype
 from mpidp.collectives import Collectives
@@ -76,7 +76,9 @@ class Communicator(Collectives):
     Common keywords: `algorithm` is one of "auto", "direct", "ring", "recursive_halving",
     "recursive_doubling", "hierarchical", "mpi"; `op` one of "sum", "mean", "prod", "min", "max";
     `deterministic=True` accumulates in rank order whatever the algorithm; `scale` multiplies this
-    rank's input first; `timeout` overrides the communicator's.
+    rank's input first; `timeout` overrides the communicator's. On GPU arrays a collective starts
+    after what the caller's current CUDA stream has queued, and what is queued there later sees its
+    result; `stream` names another stream, and means nothing for host arrays.
     """
 
     __slots__ = (
@@ -194,21 +196,23 @@ class Communicator(Collectives):
             return "<mpidp.Communicator, closed>"
         return f"<mpidp.Communicator, rank {self.rank} of {self.world_size}>"
 
-    def empty(self, shape: Any, dtype: Any = "float32", device: str = "cpu") -> NDArray[Any]:
-        """A NumPy array in registered memory, which collectives use without copies. Local.
+    def empty(self, shape: Any, dtype: Any = "float32", device: str = "cpu") -> Any:
+        """An array in registered memory, which collectives use without copies. Local.
 
-        `dtype` is a name or a NumPy dtype; "bfloat16" needs ml_dtypes. The pages are reserved here:
-        raises MemoryError where they cannot be. The array may outlive the communicator.
+        `dtype` is a name or a NumPy dtype; "bfloat16" needs ml_dtypes on the host. `device` is
+        "cpu" for a NumPy array, or "cuda" or "cuda:1" for memory on the current GPU or on that one:
+        a CuPy array where CuPy is installed, else a `mpidp.devices.DeviceArray`, which every
+        framework can take through DLPack. The memory is reserved here: raises MemoryError where it
+        cannot be, and `CudaError` where there is no GPU. It may outlive the communicator.
 
             bucket = comm.empty((1 << 20,), "float32")
+            x = torch.from_dlpack(comm.empty((1 << 20,), "bfloat16", device="cuda"))
         """
         if device != "cpu":
-            if str(device).partition(":")[0] == "cuda":
-                raise CudaError(
-                    'empty(device="cuda"): this build has no CUDA part; use device="cpu", or '
-                    "reinstall where nvcc is on PATH"
-                )
-            raise InvalidArgumentError(f'device {device!r}: expected "cpu"')
+            lengths = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
+            num_elements(lengths)
+            name = "bfloat16" if dtype == "bfloat16" else numpy_dtype(dtype).name
+            return devices.empty(self._context, lengths, name, device)
         found = numpy_dtype(dtype)
         nbytes = num_elements(shape) * found.itemsize
         try:
@@ -279,6 +283,8 @@ class Communicator(Collectives):
         """What this communicator runs on, as plain values: for logs, `mpidp info` and bug reports.
 
         "algorithms" maps each collective to [up_to_bytes, algorithm] pairs; None is no limit.
+        "device" tells the transport between GPUs ("undecided" before the first collective on one),
+        and why a faster one was not taken.
         """
         context = self._context
         return {
@@ -292,6 +298,12 @@ class Communicator(Collectives):
             "node_rank": self.node_rank,
             "num_nodes": self.num_nodes,
             "shared_memory": context.shared_memory,
+            "device": {
+                "runtime": _core.device_runtime(),
+                "index": context.device_index if context.device_index >= 0 else None,
+                "transport": context.device_transport,
+                "reason": context.device_reason,
+            },
             "timeout": self.timeout,
             "tuning_table": (self._table or tuning.BUILT_IN).name,
             "algorithms": {

@@ -26,6 +26,7 @@ ALGORITHMS = (
     "hierarchical",
     "mpi",
 )
+DEVICE_TRANSPORTS = ("auto", "staged")
 OPS = ("sum", "mean", "prod", "min", "max")
 
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -128,6 +129,18 @@ SETTINGS = (
         "Microseconds to spin before a wait yields the core.",
     ),
     Setting(
+        "device_transport",
+        "MPIDP_DEVICE_TRANSPORT",
+        str,
+        '"auto" for the best transport between GPUs that works, "staged" to go through the host.',
+    ),
+    Setting(
+        "device_segment_bytes",
+        "MPIDP_DEVICE_SEGMENT_BYTES",
+        parse_bytes,
+        "Bytes of one segment of a GPU array that is staged through pinned host memory.",
+    ),
+    Setting(
         "tuning_file",
         "MPIDP_TUNING_FILE",
         str,
@@ -158,6 +171,8 @@ class Config:
     segment_bytes: int | None = None
     piece_bytes: int | None = None
     spin_us: int | None = None
+    device_transport: str = "auto"
+    device_segment_bytes: int | None = None
     tuning_file: str | None = None
     algorithm: str = "auto"
 
@@ -201,10 +216,21 @@ class Config:
             "segment_bytes",
             "piece_bytes",
             "spin_us",
+            "device_segment_bytes",
         )
         options = {field: getattr(self, field) for field in fields}
         options = {field: value for field, value in options.items() if value is not None}
+        if self.device_transport != "auto":
+            options["device_transport"] = self.device_transport
         return {"timeout": self.timeout, "shared_memory": self.shared_memory, **options}
+
+
+def device_plugin_path() -> str | None:
+    """The file that MPIDP_DEVICE_PLUGIN names in place of the CUDA part; for tests only.
+
+    No setting of a communicator: a process loads one plugin.
+    """
+    return os.environ.get("MPIDP_DEVICE_PLUGIN") or None
 
 
 def _is_int(value: object) -> bool:
@@ -221,6 +247,9 @@ def _reason_against(field: str, value: Any) -> str:
     elif field == "shared_memory":
         if not isinstance(value, bool):
             return "expected True or False"
+    elif field == "device_transport":
+        if value not in DEVICE_TRANSPORTS:
+            return f"expected one of {', '.join(DEVICE_TRANSPORTS)}"
     elif field == "algorithm":
         if value not in ALGORITHMS:
             return f"expected one of {', '.join(ALGORITHMS)}"
@@ -239,4 +268,10 @@ def _reason_against(field: str, value: Any) -> str:
     return ""
 
 
-_SMALLEST = {"slot_bytes": 4096, "inline_bytes": 0, "segment_bytes": 1024, "piece_bytes": 1024}
+_SMALLEST = {
+    "slot_bytes": 4096,
+    "inline_bytes": 0,
+    "segment_bytes": 1024,
+    "piece_bytes": 1024,
+    "device_segment_bytes": 1024,
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpidp.devices import current_stream, stream_handle
 from mpidp.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ class Work:
         work = comm.all_reduce_async(x, op="mean")
         ...                                  # compute something else
         x = work.wait()
+
+    On GPU arrays `wait` orders the caller's stream, as NCCL's users expect, and `synchronize`
+    blocks the host.
     """
 
     __slots__ = ("_arrays", "_result", "_work")
@@ -30,19 +34,32 @@ class Work:
         self._arrays: object = arrays
 
     def done(self) -> bool:
-        """Whether it has ended, well or badly; never waits."""
+        """Whether it has ended, well or badly, on the GPU too; never waits."""
         return self._work.done()
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None, *, stream: Any = None) -> Any:
         """Wait for the end and return the result array (None for barriers and off the root).
+
+        On GPU arrays this waits until the collective has been issued and makes `stream` (default:
+        the caller's current one) wait for its end: what is queued there later sees the result.
 
         `timeout` is in seconds; None waits as long as the collective's own deadline allows. Raises
         what the collective raised, or TimeoutError when `timeout` passes first: the collective then
         goes on, and can be waited for again.
         """
-        if timeout is not None and not timeout >= 0:
-            raise InvalidArgumentError(f"timeout={timeout!r}: expected seconds >= 0, or None")
-        self._work.wait(timeout)
+        check_wait(timeout)
+        if self._work.on_device:
+            ordered = current_stream(self._result) if stream is None else stream_handle(stream)
+            self._work.wait(timeout, ordered)
+        else:
+            self._work.wait(timeout)
+        self._arrays = None
+        return self._result
+
+    def synchronize(self, timeout: float | None = None) -> Any:
+        """As `wait`, but on GPU arrays too the host blocks until the collective has ended."""
+        check_wait(timeout)
+        self._work.synchronize(timeout)
         self._arrays = None
         return self._result
 
@@ -50,3 +67,9 @@ class Work:
     def result(self) -> Any:
         """The result array, complete once the work is done; waits for it."""
         return self.wait()
+
+
+def check_wait(timeout: float | None) -> None:
+    """Raise `InvalidArgumentError` where `timeout` is no time to wait."""
+    if timeout is not None and not timeout >= 0:
+        raise InvalidArgumentError(f"timeout={timeout!r}: expected seconds >= 0, or None")
