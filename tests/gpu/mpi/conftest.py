@@ -19,9 +19,7 @@ WIRINGS = {
         timeout=TIMEOUT, device_transport="staged", device_segment_bytes=4096
     ),
     # Emulated nodes of two ranks: staged, with messages between them.
-    "nodes": lambda rank: Config(
-        timeout=TIMEOUT, node_id=rank // 2, device_segment_bytes=16 << 10
-    ),
+    "nodes": lambda rank: Config(timeout=TIMEOUT, node_id=rank // 2, device_segment_bytes=16 << 10),
 }
 
 

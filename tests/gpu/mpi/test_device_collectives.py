@@ -62,9 +62,7 @@ def test_large_arrays(communicators, wiring, count):
     for turn in range(3):
         x = on_device(values("float32", count, comm.rank, salt=turn), misaligned=turn == 1)
         comm.all_reduce(x)
-        assert not difference(
-            x.download(), reduced("float32", count, comm.world_size, salt=turn)
-        )
+        assert not difference(x.download(), reduced("float32", count, comm.world_size, salt=turn))
 
 
 @pytest.mark.parametrize(
