@@ -165,7 +165,7 @@ nb::dlpack::dtype dlpack_type(DType dtype) {
 // An object with __dlpack__ over the buffer's memory, which it keeps alive.
 nb::object dlpack_view(nb::handle object, const std::vector<std::size_t>& shape, int device) {
   const auto* buffer = nb::inst_ptr<Buffer>(object);
-  return nb::cast(nb::ndarray<>(buffer->pointer, shape.size(), shape.data(), object, nullptr,
+  return nb::cast(nb::ndarray<nb::array_api>(buffer->pointer, shape.size(), shape.data(), object, nullptr,
                                 dlpack_type(buffer->dtype), nb::device::cuda::value, device));
 }
 

@@ -1,7 +1,7 @@
 """Which device the GPU tests run on: MPIDP_TEST_DEVICE=emulated (the default) or cuda.
 
-The emulated device is built on first use (tests/gpu/emulated). It runs the library's own kernels and
-keeps the promises that CUDA makes, and no others.
+The emulated device is built on first use (tests/gpu/emulated). It runs the library's own kernels
+and keeps the promises that CUDA makes, and no others.
 """
 
 from __future__ import annotations
