@@ -225,6 +225,9 @@ def device_copy(
     stream: int = 0,
     blocking: bool = True,
 ) -> None: ...
+def device_synchronize(device: int, stream: int = 0) -> None:
+    """Blocks until the stream is idle."""
+
 def order_streams(device: int, earlier: int, later: int) -> None:
     """Makes `later` wait for what `earlier` has queued."""
 

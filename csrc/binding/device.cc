@@ -113,6 +113,12 @@ void copy(int device, std::uintptr_t destination, std::uintptr_t source, std::in
   if (blocking) MPIDP_DEVICE_CHECK(runtime.synchronize_stream(pointer_of(stream)));
 }
 
+void synchronize(int device, std::uintptr_t stream) {
+  const nb::gil_scoped_release no_gil;
+  const DeviceGuard guard(device);
+  MPIDP_DEVICE_CHECK(device_runtime().synchronize_stream(pointer_of(stream)));
+}
+
 // What `later` does from now on comes after what `earlier` has queued.
 void order_streams(int device, std::uintptr_t earlier, std::uintptr_t later) {
   if (earlier == later) return;
@@ -181,6 +187,7 @@ void register_device(nb::module_& module) {
   module.def("device_allocate", &allocate, nb::arg("device"), nb::arg("nbytes"));
   module.def("device_copy", &copy, nb::arg("device"), nb::arg("destination"), nb::arg("source"),
              nb::arg("nbytes"), nb::arg("stream") = 0, nb::arg("blocking") = true);
+  module.def("device_synchronize", &synchronize, nb::arg("device"), nb::arg("stream") = 0);
   module.def("order_streams", &order_streams, nb::arg("device"), nb::arg("earlier"),
              nb::arg("later"));
   module.def("dlpack_view", &dlpack_view, nb::arg("buffer"), nb::arg("shape"), nb::arg("device"));

@@ -64,6 +64,15 @@ class MpidpBackend:
         return partial(method, x, out, **options)
 
 
+class StagedMpiBackend(MpidpBackend):
+    """The MPI's own collectives on GPU arrays, which this library stages through the host."""
+
+    name = "mpi"
+
+    def __init__(self, comm: Any) -> None:
+        super().__init__(comm, "mpi")
+
+
 _MPI_OPS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
 # MPI's arithmetic operators are not defined for its logical types.
 _MPI_BOOL_OPS = {"sum": MPI.LOR, "prod": MPI.LAND, "min": MPI.LAND, "max": MPI.LOR}

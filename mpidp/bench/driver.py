@@ -15,6 +15,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from mpidp.bench import timing
+from mpidp.bench.arenas import Arena, DeviceArena
 from mpidp.bench.backends import Backend, Call
 from mpidp.bench.cases import COLLECTIVES, Case, Collective, op_fits, sizes
 from mpidp.bench.floor import MIN_BYTES, FloorMeter, Way, by_numpy
@@ -24,7 +25,7 @@ from mpidp.errors import InvalidArgumentError
 
 Array = NDArray[Any]
 
-MEMORIES = ("registered", "plain")
+MEMORIES = ("registered", "plain", "device")
 MODES = ("out_of_place", "in_place")
 
 
@@ -139,27 +140,12 @@ def average_bus_bandwidth(rows: Sequence[Row]) -> float:
     return sum(found) / len(found) if found else 0.0
 
 
-class Arena:
-    """An input and an output of the largest size, in one kind of memory; cases take views."""
-
-    def __init__(self, allocate: Callable[[int], Array], input_bytes: int, output_bytes: int):
-        self._input = allocate(input_bytes)
-        self._output = allocate(output_bytes)
-        for array in (self._input, self._output):
-            array.fill(0)  # touches the pages
-
-    def views(self, case: Case) -> tuple[Array, Array]:
-        """(x, out) for `case`, which has at least one element."""
-        dtype = numpy_dtype(case.dtype)
-        x = self._input[: case.input_count * case.itemsize].view(dtype)
-        return x, self._output[: case.output_count * case.itemsize].view(dtype)
-
-
 @dataclass
 class _Contestant:
     variant: Variant
     mode: str
     call: Call
+    arena: Arena
     x: Array
     result: Array
     warmup: int = 0
@@ -195,13 +181,19 @@ class Driver:
         output_bytes = max((c.output_count * c.itemsize for c in self._cases), default=0)
         allocators = {"registered": self._registered, "plain": self._plain}
         self._arenas = {
-            memory: Arena(allocators[memory], input_bytes, output_bytes)
+            memory: (
+                DeviceArena(comm, input_bytes, output_bytes)
+                if memory == "device"
+                else Arena(allocators[memory], input_bytes, output_bytes)
+            )
             for memory in dict.fromkeys(variant.memory for variant in self.variants)
         }
         largest = max((case.nbytes for case in self._cases), default=0)
         self._floor: FloorMeter | None = None
-        # A single rank has nothing to move.
-        if plan.collective == "all_reduce" and comm.world_size > 1 and largest >= MIN_BYTES:
+        # A single rank has nothing to move, and a GPU another memory.
+        on_host = not self.variants or self.variants[0].memory != "device"
+        reduces = plan.collective == "all_reduce"
+        if on_host and reduces and comm.world_size > 1 and largest >= MIN_BYTES:
             # In the memory that the first contestant uses: the kind of page matters.
             allocate = allocators[self.variants[0].memory]
             array = allocate(largest // 4 * 4).view(np.float32)
@@ -254,6 +246,7 @@ class Driver:
         for contestant in contestants:
             if exact is not None:
                 exact.fill_for_timing(contestant.x)
+                contestant.arena.push(contestant.x)
         floor = self._floor if case.nbytes >= MIN_BYTES else None
         self._time(case, contestants, floor)
         self._check(contestants, exact)
@@ -263,18 +256,20 @@ class Driver:
     def _contestants(self, case: Case, row: Row) -> list[_Contestant]:
         """Those of one row, each having run once; none, and a note, where the case is refused."""
         found = []
-        x, out = (
-            self._arenas[row.variant.memory].views(case) if case.count else (_NOTHING, _NOTHING)
-        )
+        arena = self._arenas[row.variant.memory]
+        x, out = arena.views(case) if case.count else (_NOTHING, _NOTHING)
+        given, wanted = arena.operands(x, out) if case.count else (x, out)
         modes = {"out_of_place": case.collective.out_of_place, "in_place": case.collective.in_place}
         try:
             for mode in MODES:
                 if not modes[mode]:
                     continue
                 in_place = mode == "in_place"
-                call = row.variant.backend.bind(case, x, None if in_place else out)
+                bound = row.variant.backend.bind(case, given, None if in_place else wanted)
+                call = bound if row.variant.memory != "device" else _finished(bound, arena)
                 call()
-                found.append(_Contestant(row.variant, mode, call, x, x if in_place else out))
+                result = x if in_place else out
+                found.append(_Contestant(row.variant, mode, call, arena, x, result))
         except InvalidArgumentError as error:
             # Refused before anything was sent, and alike on every rank.
             if len(self.plan.dtypes) == 1 and len(self.plan.ops) == 1:
@@ -289,8 +284,11 @@ class Driver:
         for contestant in contestants:
             if contestant.result is not contestant.x:
                 exact.poison(contestant.result)
+                contestant.arena.push(contestant.result)
             exact.fill(contestant.x)
+            contestant.arena.push(contestant.x)
             contestant.call()
+            contestant.arena.pull(contestant.result)
             contestant.wrong.append(exact.count_wrong(contestant.result))
 
     def _settle_iterations(self, contestants: Sequence[_Contestant]) -> None:
@@ -366,6 +364,16 @@ class Driver:
         if values.size:
             self._mpi_comm.Allreduce(MPI.IN_PLACE, values, MPI.MAX)
         return values
+
+
+def _finished(call: Call, arena: Arena) -> Call:
+    """The call with the wait for its end on the GPU, which is what it costs there."""
+
+    def call_and_finish() -> None:
+        call()
+        arena.finish()
+
+    return call_and_finish
 
 
 _NOTHING: Array = np.empty(0, np.uint8)

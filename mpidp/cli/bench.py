@@ -212,10 +212,11 @@ def bench(
     if stepfactor is not None and stepbytes is not None:
         raise click.UsageError("give -f or -i, not both")
     if device == "cuda":
-        raise click.UsageError(
-            "--device cuda: this build has no CUDA part; use --device cpu, or reinstall where nvcc "
-            "is on PATH"
-        )
+        from mpidp import devices
+
+        found = devices.describe()
+        if found["runtime"] is None:
+            raise click.UsageError(f"--device cuda: {found['reason']}")
     # From here on MPI is up, and the imports below may take a moment.
     from mpi4py import MPI
 
@@ -242,6 +243,8 @@ def bench(
     )
     _check_algorithm(collective, algorithm)
     memories = ("registered", "plain") if memory == "both" else (memory,)
+    if device == "cuda":
+        memories = ("device",)
     run = BenchRun(plan, algorithm, memories, backends, world)
     return run.measure_and_report(started, json_path, plot_path)
 

@@ -16,7 +16,7 @@ from mpi4py import MPI
 import mpidp
 from mpidp import _core
 from mpidp.bench import document, plot, text
-from mpidp.bench.backends import MpiBackend, MpidpBackend
+from mpidp.bench.backends import MpiBackend, MpidpBackend, StagedMpiBackend
 from mpidp.bench.driver import Driver, Plan, Report, Row, Variant, out_of_bounds
 from mpidp.bench.text import size_label
 from mpidp.cli.console import fail_together
@@ -128,6 +128,9 @@ class BenchRun:
                 ours = MpidpBackend(comm, self.algorithm)
                 memories = self.memories if self.plan.collective != "barrier" else ("plain",)
                 variants += [Variant(ours, memory) for memory in memories]
+            elif "device" in self.memories and self.plan.collective != "barrier":
+                # An MPI cannot be given GPU memory unless it is known to take it: staged for it.
+                variants.append(Variant(StagedMpiBackend(comm), "device"))
             else:
                 variants.append(Variant(MpiBackend(mpi_comm), "plain"))
         return variants
@@ -165,7 +168,7 @@ def _facts(comm: Any, mpi_comm: MPI.Comm) -> dict[str, Any]:
             "pid": os.getpid(),
             "hostname": socket.gethostname(),
             "node": comm.node_rank,
-            "device_info": "cpu",
+            "device_info": _device_name(described),
         }
     )
     nodes = [device["node"] for device in devices]
@@ -173,6 +176,7 @@ def _facts(comm: Any, mpi_comm: MPI.Comm) -> dict[str, Any]:
     library = " ".join(described.get("mpi_library", "").split("\n")[0].split())
     return {
         "version": mpidp.__version__,
+        "device_transport": described.get("device", {}).get("transport", "undecided"),
         "mpi_library": library,
         "mpi_name": library.split(",")[0],
         "instruction_set": described.get("instruction_set", "unknown"),
@@ -183,6 +187,11 @@ def _facts(comm: Any, mpi_comm: MPI.Comm) -> dict[str, Any]:
         "devices": devices,
         "args": ["mpidp", *sys.argv[1:]],
     }
+
+
+def _device_name(described: dict[str, Any]) -> str:
+    index = described.get("device", {}).get("index")
+    return "cpu" if index is None else f"cuda:{index} {_core.device_info(index)['name']}"
 
 
 class _Progress:

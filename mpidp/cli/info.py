@@ -39,6 +39,7 @@ def collect(comm: Any) -> dict[str, Any]:
     import mpi4py
     import numpy
 
+    from mpidp import devices
     from mpidp.config import SETTINGS, Config
 
     config = Config.from_environment()
@@ -57,6 +58,7 @@ def collect(comm: Any) -> dict[str, Any]:
         "mpi4py_version": mpi4py.__version__,
         "numpy_version": numpy.__version__,
         **comm.describe(),
+        "gpus": devices.describe(),
         "ranks_per_node": [size for _, size in sorted(set(nodes))],
         "cores": len(os.sched_getaffinity(0)),
         "settings": settings,
@@ -79,6 +81,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         ("ranks", f"{found['world_size']} on {layout(found['ranks_per_node'])}"),
         ("cores here", found["cores"]),
         ("shared memory", shared),
+        ("GPUs here", _gpus(found["gpus"])),
         ("tuning table", found["tuning_table"]),
     ]
     shown = [f"{name + ':':<17}{value}" for name, value in pairs]
@@ -94,3 +97,9 @@ def lines(found: dict[str, Any]) -> list[str]:
         value = "default" if setting["value"] is None else setting["value"]
         shown.append(f"  {setting['variable'] + '=' + str(value):<30}  {setting['help']}")
     return shown
+
+
+def _gpus(found: dict[str, Any]) -> str:
+    if found["runtime"] is None:
+        return f"none: {found['reason']}"
+    return ", ".join(found["devices"]) + f" ({found['runtime']})"
