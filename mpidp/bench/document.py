@@ -88,6 +88,7 @@ def _config(plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
         "oversubscribed": facts["oversubscribed"],
         "mpi_library": facts["mpi_library"],
         "instruction_set": facts["instruction_set"],
+        "device_transport": facts.get("device_transport"),
     }
 
 

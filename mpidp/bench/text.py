@@ -54,6 +54,8 @@ def header(plan: Plan, facts: Mapping[str, Any]) -> Iterator[str]:
     for dtype, op in plan.undefined():
         yield f"# Left out: {op} of {dtype}, which is not defined"
     yield f"# Instruction set: {facts['instruction_set']}"
+    if facts.get("device_transport"):
+        yield f"# GPU: {facts['devices'][0]['device_info']}, transport {facts['device_transport']}"
     yield "# Times: slowest rank, median over iterations. 1 GB = 1e9 bytes"
 
 

@@ -53,6 +53,9 @@ class BenchRun:
         with self._make_comm(self.world) as comm:
             variants = self._variants(comm, mpi_comm)
             algorithms = [self._shown_algorithm(comm, variant) for variant in variants]
+            if "device" in self.memories:
+                # The first collective on a GPU decides the transport, which the header names.
+                comm.all_reduce(comm.empty(1, "float32", device="cuda"))
             facts = {**_facts(comm, mpi_comm), "start_time": started}
             say = _say if comm.rank == 0 else _say_nothing
             for line in text.header(self.plan, facts):
@@ -176,7 +179,7 @@ def _facts(comm: Any, mpi_comm: MPI.Comm) -> dict[str, Any]:
     library = " ".join(described.get("mpi_library", "").split("\n")[0].split())
     return {
         "version": mpidp.__version__,
-        "device_transport": described.get("device", {}).get("transport", "undecided"),
+        "device_transport": _device_transport(described),
         "mpi_library": library,
         "mpi_name": library.split(",")[0],
         "instruction_set": described.get("instruction_set", "unknown"),
@@ -192,6 +195,16 @@ def _facts(comm: Any, mpi_comm: MPI.Comm) -> dict[str, Any]:
 def _device_name(described: dict[str, Any]) -> str:
     index = described.get("device", {}).get("index")
     return "cpu" if index is None else f"cuda:{index} {_core.device_info(index)['name']}"
+
+
+def _device_transport(described: dict[str, Any]) -> str | None:
+    """With the reason where it is not the best; None where no GPU is used."""
+    device = described.get("device", {})
+    if device.get("index") is None:
+        return None
+    return (
+        f"{device['transport']} ({device['reason']})" if device["reason"] else device["transport"]
+    )
 
 
 class _Progress:
