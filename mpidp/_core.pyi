@@ -225,6 +225,17 @@ def device_copy(
     stream: int = 0,
     blocking: bool = True,
 ) -> None: ...
+def device_reduce(
+    device: int,
+    sources: list[int],
+    destinations: list[int],
+    count: int,
+    dtype: str,
+    op: str = "sum",
+    stream: int = 0,
+) -> None:
+    """The kernel of the reductions, on addresses; at most 16 of each. For tests and measurements."""
+
 def device_synchronize(device: int, stream: int = 0) -> None:
     """Blocks until the stream is idle."""
 

@@ -113,6 +113,33 @@ void copy(int device, std::uintptr_t destination, std::uintptr_t source, std::in
   if (blocking) MPIDP_DEVICE_CHECK(runtime.synchronize_stream(pointer_of(stream)));
 }
 
+// The kernel itself, for tests and measurements; all pointers are on `device`.
+void reduce_on_device(int device, const std::vector<std::uintptr_t>& sources,
+                      const std::vector<std::uintptr_t>& destinations, std::int64_t count,
+                      const char* dtype, const char* op, std::uintptr_t stream) {
+  const int parsed = parse_op(op);
+  const auto limit = static_cast<std::size_t>(kMaxDevicePointers);
+  if (sources.empty() || destinations.empty() || sources.size() > limit ||
+      destinations.size() > limit || count < 0 || parsed < 0 ||
+      static_cast<Op>(parsed) == Op::kMean) {
+    throw Error(ErrorKind::kInvalidValue, "device_reduce: arguments out of range");
+  }
+  DeviceReduceArgs args{};
+  for (std::size_t i = 0; i < sources.size(); ++i) args.sources[i] = pointer_of(sources[i]);
+  for (std::size_t i = 0; i < destinations.size(); ++i) {
+    args.destinations[i] = pointer_of(destinations[i]);
+  }
+  args.num_sources = static_cast<std::int32_t>(sources.size());
+  args.num_destinations = static_cast<std::int32_t>(destinations.size());
+  args.count = count;
+  args.dtype = dtype_argument(dtype);
+  args.op = static_cast<Op>(parsed);
+  args.divisor = 1.0;
+  const nb::gil_scoped_release no_gil;
+  const DeviceGuard guard(device);
+  MPIDP_DEVICE_CHECK(device_runtime().reduce(&args, pointer_of(stream)));
+}
+
 void synchronize(int device, std::uintptr_t stream) {
   const nb::gil_scoped_release no_gil;
   const DeviceGuard guard(device);
@@ -171,8 +198,9 @@ nb::dlpack::dtype dlpack_type(DType dtype) {
 // An object with __dlpack__ over the buffer's memory, which it keeps alive.
 nb::object dlpack_view(nb::handle object, const std::vector<std::size_t>& shape, int device) {
   const auto* buffer = nb::inst_ptr<Buffer>(object);
-  return nb::cast(nb::ndarray<nb::array_api>(buffer->pointer, shape.size(), shape.data(), object, nullptr,
-                                dlpack_type(buffer->dtype), nb::device::cuda::value, device));
+  return nb::cast(nb::ndarray<nb::array_api>(buffer->pointer, shape.size(), shape.data(), object,
+                                             nullptr, dlpack_type(buffer->dtype),
+                                             nb::device::cuda::value, device));
 }
 
 }  // namespace
@@ -187,6 +215,9 @@ void register_device(nb::module_& module) {
   module.def("device_allocate", &allocate, nb::arg("device"), nb::arg("nbytes"));
   module.def("device_copy", &copy, nb::arg("device"), nb::arg("destination"), nb::arg("source"),
              nb::arg("nbytes"), nb::arg("stream") = 0, nb::arg("blocking") = true);
+  module.def("device_reduce", &reduce_on_device, nb::arg("device"), nb::arg("sources"),
+             nb::arg("destinations"), nb::arg("count"), nb::arg("dtype"), nb::arg("op") = "sum",
+             nb::arg("stream") = 0);
   module.def("device_synchronize", &synchronize, nb::arg("device"), nb::arg("stream") = 0);
   module.def("order_streams", &order_streams, nb::arg("device"), nb::arg("earlier"),
              nb::arg("later"));
