@@ -29,7 +29,7 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
     """One record a step: name, outcome, seconds, detail."""
     steps = []
     for line in (folder / "steps.tsv").read_text().splitlines():
-        name, outcome, seconds, detail = (line.split("\t") + ["", "", ""])[:4]
+        name, outcome, seconds, detail = ([*line.split("\t"), "", "", ""])[:4]
         steps.append(
             {"step": name, "outcome": outcome, "seconds": int(seconds or 0), "detail": detail}
         )
