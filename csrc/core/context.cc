@@ -135,6 +135,7 @@ void Context::connect_shared_memory() {
       group_->write_probe();
       MPIDP_MPI_CHECK(MPI_Barrier(comm_));
       shared_memory_ = all_ranks(group_->check_probe());
+      if (shared_memory_) group_->choose_stores(settings_.timeout);
     }
   }
   if (shared_memory_) {

@@ -19,7 +19,9 @@ constexpr std::uint32_t kStatusGaveUp = 8;
 constexpr int kSliceMs = 20;
 constexpr std::int64_t kLivenessIntervalUs = 100'000;
 constexpr std::int64_t kMinSlotBytes = 4096;
-constexpr std::int64_t kStagingBudget = std::int64_t{1} << 20;  // of one half, over all slots
+constexpr std::int64_t kSetBudget = std::int64_t{1} << 20;      // of one set, over all slots
+constexpr std::int64_t kStagingBudget = std::int64_t{2} << 20;  // of all sets
+constexpr int kMostSets = 8;
 
 // All groups of this process share one mapping of each peer.
 std::shared_ptr<PeerMemory> peer_memory(const ProcessId& id) {
@@ -104,6 +106,7 @@ NodeGroup::Card NodeGroup::card(int global_rank) {
   card.process = registry.process_id();
   card.control = registry.locate(mine_, sizeof(ControlBlock));
   card.global_rank = global_rank;
+  card.stores = stores_found();
   affinity_mask(card.cores, 16);
   return card;
 }
@@ -134,6 +137,7 @@ void NodeGroup::connect(const std::vector<Card>& cards, int my_index) {
   staging_.assign(cards.size(), nullptr);
   cores_ = usable_cores(cores, 16);
   policy_ = policy_for(1);
+  take_over_stores(cards);
 }
 
 void NodeGroup::connect_alone(int global_rank) {
@@ -384,10 +388,13 @@ const char* NodeGroup::mailbox(int peer) const {
 }
 
 void NodeGroup::make_staging(double timeout) {
-  const std::int64_t share = kStagingBudget / (size_ + 1) / kMinSlotBytes * kMinSlotBytes;
+  const std::int64_t share = kSetBudget / (size_ + 1) / kMinSlotBytes * kMinSlotBytes;
   const std::int64_t slot = std::max(kMinSlotBytes, std::min(settings_.slot_bytes, share));
   MemoryRegistry& registry = MemoryRegistry::instance();
-  const auto nbytes = static_cast<std::size_t>(std::int64_t{2} * (size_ + 1) * slot);
+  const std::int64_t set = (size_ + 1) * slot;
+  sets_ =
+      static_cast<int>(std::clamp(kStagingBudget / set, std::int64_t{2}, std::int64_t{kMostSets}));
+  const auto nbytes = static_cast<std::size_t>(sets_ * set);
   std::uint32_t status = 0;
   if (my_staging_ == nullptr) {
     try {
