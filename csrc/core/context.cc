@@ -15,6 +15,7 @@ constexpr std::int64_t kSlotBytes = std::int64_t{64} << 10;
 constexpr std::int64_t kMailboxBytes = std::int64_t{8} << 10;
 constexpr std::int64_t kInlineBytes = std::int64_t{16} << 10;
 constexpr std::int64_t kSegmentBytes = std::int64_t{256} << 10;
+constexpr std::int64_t kLeastSegmentBytes = std::int64_t{64} << 10;
 constexpr std::int64_t kPieceBytes = std::int64_t{1} << 30;
 constexpr double kLeaveSeconds = 30.0;
 constexpr double kLeaveBrokenSeconds = 5.0;
@@ -324,6 +325,17 @@ const Schedule& Context::cached_schedule(const ScheduleRequest& request) {
   return *schedules_.back().second;
 }
 
+// At least two segments to a chunk, so that one is on the wire while another is reduced, but none so
+// short that its latency counts.
+std::int64_t Context::segment_count(const Call& call, int parties) const {
+  std::int64_t nbytes = settings_.segment_bytes;
+  if (call.collective == Collective::kAllReduce) {
+    const std::int64_t half_chunk = call.bytes_of(call.count) / (2 * parties);
+    nbytes = std::min(nbytes, std::max(kLeastSegmentBytes, half_chunk));
+  }
+  return nbytes / static_cast<std::int64_t>(item_size(call.dtype));
+}
+
 void Context::run_schedule(Call& call) {
   if (call.has_scale) call.input = scaled_input(call);
   ScheduleRequest request;
@@ -333,8 +345,7 @@ void Context::run_schedule(Call& call) {
   request.rank = rank_;
   request.root = call.root;
   request.count = call.count;
-  request.segment_count =
-      settings_.segment_bytes / static_cast<std::int64_t>(item_size(call.dtype));
+  request.segment_count = segment_count(call, world_size_);
   executor_->run(cached_schedule(request), rank_, world_size_, call, policy_);
 }
 
@@ -377,8 +388,7 @@ void Context::run_hierarchical(const Call& call) {
     request.world_size = num_groups_;
     request.rank = group_index_;
     request.count = between.count;
-    request.segment_count =
-        settings_.segment_bytes / static_cast<std::int64_t>(item_size(call.dtype));
+    request.segment_count = segment_count(between, num_groups_);
     shard_executor_->run(cached_schedule(request), group_index_, num_groups_, between, policy_);
   } else if (num_groups_ == 1 && call.divisor != 1.0 && first < call.count) {
     const void* source = my_shard;
