@@ -251,7 +251,7 @@ void Context::execute(Call& call, bool on_progress_thread) {
                                            ? group_->inline_bytes()
                                            : std::min(group_->inline_bytes(), kMailboxBytes);
     if (in_memory && group_->size() > 1 &&
-        call.bytes_of(call.input_count(world_size_)) > mailbox_limit) {
+        call.bytes_of(call.input_count(world_size_)) > std::max(mailbox_limit, kPayloadBytes)) {
       MemoryRegistry& registry = MemoryRegistry::instance();
       message.input = registry.locate(
           call.input, static_cast<std::size_t>(call.bytes_of(call.input_count(world_size_))));
@@ -325,8 +325,8 @@ const Schedule& Context::cached_schedule(const ScheduleRequest& request) {
   return *schedules_.back().second;
 }
 
-// At least two segments to a chunk, so that one is on the wire while another is reduced, but none so
-// short that its latency counts.
+// At least two segments to a chunk, so that one is on the wire while another is reduced, but none
+// so short that its latency counts.
 std::int64_t Context::segment_count(const Call& call, int parties) const {
   std::int64_t nbytes = settings_.segment_bytes;
   if (call.collective == Collective::kAllReduce) {

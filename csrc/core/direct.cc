@@ -61,6 +61,10 @@ DirectPath::Plan DirectPath::prepare(const Call& call, bool input_registered) {
   const bool mine_counts = contributes(call, group_.rank());
   if (input_bytes <= group_.one_shot_bytes()) {
     plan.one_shot = true;
+    if (input_bytes <= kPayloadBytes && !input_registered) {
+      group_.send_with_entry(call.input, mine_counts ? input_bytes : 0);
+      return plan;
+    }
     // A registered input goes into the mailbox only when it turns out that zero copy cannot be.
     if (mine_counts && !input_registered) {
       copy_bytes_by(group_.stores(), group_.my_mailbox(), call.input, input_bytes);

@@ -202,12 +202,14 @@ void NodeGroup::arrive_at_entry(const EntryMessage& message, const Fingerprint& 
   SyncLine& own = mine_->lines[step_ & 1];
   own.fingerprint = message.fingerprint;
   own.scale = message.scale;
-  own.input_segment = message.input.segment;
-  own.input_generation = message.input.generation;
-  own.input_offset = message.input.offset;
-  own.output_segment = message.output.segment;
-  own.output_generation = message.output.generation;
-  own.output_offset = message.output.offset;
+  if (next_has_payload_) {
+    std::memcpy(own.payload, payload_, sizeof(payload_));
+  } else {
+    const Location arrays[] = {message.input, message.output};
+    std::memcpy(own.payload, arrays, sizeof(arrays));
+  }
+  entry_has_payload_ = next_has_payload_;
+  next_has_payload_ = false;
   own.status.store(0, std::memory_order_relaxed);
   mine_->details[step_ & 1] = detail;
   publish(step_);
@@ -358,16 +360,12 @@ bool NodeGroup::all_outputs_registered() const {
 
 char* NodeGroup::input(int peer) {
   if (!input_registered(peer)) return nullptr;
-  const SyncLine& said = line(peer, entry_step_);
-  return peers_[static_cast<std::size_t>(peer)]->resolve(
-      Location{said.input_segment, said.input_generation, said.input_offset});
+  return peers_[static_cast<std::size_t>(peer)]->resolve(location(peer, 0));
 }
 
 char* NodeGroup::output(int peer) {
   if (!output_registered(peer)) return nullptr;
-  const SyncLine& said = line(peer, entry_step_);
-  return peers_[static_cast<std::size_t>(peer)]->resolve(
-      Location{said.output_segment, said.output_generation, said.output_offset});
+  return peers_[static_cast<std::size_t>(peer)]->resolve(location(peer, 1));
 }
 
 char* NodeGroup::my_mailbox() {
@@ -382,7 +380,13 @@ char* NodeGroup::my_mailbox_after_entry() {
          static_cast<std::int64_t>(entries_ & 1) * settings_.inline_bytes;
 }
 
+void NodeGroup::send_with_entry(const void* input, std::int64_t nbytes) {
+  if (nbytes > 0) std::memcpy(payload_, input, static_cast<std::size_t>(nbytes));
+  next_has_payload_ = true;
+}
+
 const char* NodeGroup::mailbox(int peer) const {
+  if (entry_has_payload_) return line(peer, entry_step_).payload;
   return reinterpret_cast<const char*>(blocks_[static_cast<std::size_t>(peer)] + 1) +
          static_cast<std::int64_t>(entries_ & 1) * settings_.inline_bytes;
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ struct EntryMessage {
   Location output;  // likewise
 };
 
+inline constexpr std::int64_t kPayloadBytes = 32;
+
 // One cache line: the arrival flag and the message travel in one transfer. Two
 // of them alternate. Rank r may overwrite the line of sync point s at s + 2
 // only, which it reaches only after every rank arrived at s + 1, that is, after
@@ -38,16 +41,15 @@ struct alignas(64) SyncLine {
   std::atomic<std::uint32_t> sleepers;  // ranks asleep on `step`
   std::uint64_t fingerprint;
   double scale;
-  std::uint32_t input_segment, input_generation;
-  std::uint64_t input_offset;
-  std::uint32_t output_segment, output_generation;
-  std::uint64_t output_offset;
+  // The input itself where it is that short, for it travels with the flag; else where input and
+  // output lie: two Locations.
+  char payload[kPayloadBytes];
   // Not 0: this rank cannot go on, and all raise. Also set after the arrival, by a rank that gives
   // up waiting: so a late rank learns at once that it is too late.
   std::atomic<std::uint32_t> status;
   std::uint32_t reserved;
 };
-static_assert(sizeof(SyncLine) == 64);
+static_assert(sizeof(SyncLine) == 64 && kPayloadBytes == 2 * sizeof(Location));
 
 // Enough of a call to tell the user what differed.
 struct Fingerprint {
@@ -138,14 +140,20 @@ class NodeGroup {
   // Peer's registered array as mapped here, or null if it is not registered.
   char* input(int peer);
   char* output(int peer);
-  bool input_registered(int peer) const { return line(peer, entry_step_).input_generation != 0; }
-  bool output_registered(int peer) const { return line(peer, entry_step_).output_generation != 0; }
+  bool input_registered(int peer) const {
+    return !entry_has_payload_ && location(peer, 0).generation != 0;
+  }
+  bool output_registered(int peer) const {
+    return !entry_has_payload_ && location(peer, 1).generation != 0;
+  }
   bool all_inputs_registered() const;
   bool all_outputs_registered() const;
   // After a disagreement: makes the ranks' counters equal again.
   void recover(double timeout);
 
-  // Mailboxes: two of inline_bytes() a rank, alternating by collective.
+  // Mailboxes: two of inline_bytes() a rank, alternating by collective. An input of kPayloadBytes
+  // at most can go into the line of the next entry instead, where mailbox() then finds it.
+  void send_with_entry(const void* input, std::int64_t nbytes);
   char* my_mailbox();              // of the collective that is about to be entered
   char* my_mailbox_after_entry();  // of the one that was
   const char* mailbox(int peer) const;
@@ -182,6 +190,13 @@ class NodeGroup {
   void release();
 
  private:
+  Location location(int peer, int index) const {
+    Location found;
+    std::memcpy(&found,
+                line(peer, entry_step_).payload + sizeof(found) * static_cast<std::size_t>(index),
+                sizeof(found));
+    return found;
+  }
   static std::int32_t stores_found();
   void take_over_stores(const std::vector<Card>& cards);
   SyncLine& line(int peer, std::uint32_t step) const {
@@ -203,6 +218,8 @@ class NodeGroup {
   std::uint32_t step_ = 0;
   std::uint32_t entry_step_ = 0;
   std::uint64_t entries_ = 0;
+  char payload_[kPayloadBytes] = {};
+  bool next_has_payload_ = false, entry_has_payload_ = false;
   std::uint64_t block_ = 0;
   std::int64_t slot_bytes_ = 0;
   int sets_ = 2;
