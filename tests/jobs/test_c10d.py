@@ -335,10 +335,7 @@ def test_unmodified_torch_distributed(world_size, case):
 
 
 def test_an_error_on_one_rank_ends_the_job():
-    body = (
-        PREAMBLE
-        + "if rank == 1:\n    raise RuntimeError('no data')\ndist.all_reduce(torch.ones(2))"
-    )
+    body = "if rank == 1:\n    raise RuntimeError('no data')\ndist.all_reduce(torch.ones(2))"
     done = launch(2, "-c", PREAMBLE + body, timeout=60)
     assert done.returncode != 0
     assert "[rank 1] RuntimeError: no data" in done.stderr
