@@ -330,7 +330,7 @@ const Schedule& Context::cached_schedule(const ScheduleRequest& request) {
 std::int64_t Context::segment_count(const Call& call, int parties) const {
   std::int64_t nbytes = settings_.segment_bytes;
   if (call.collective == Collective::kAllReduce) {
-    const std::int64_t half_chunk = call.bytes_of(call.count) / (2 * parties);
+    const std::int64_t half_chunk = call.bytes_of(call.count) / (std::int64_t{2} * parties);
     nbytes = std::min(nbytes, std::max(kLeastSegmentBytes, half_chunk));
   }
   return nbytes / static_cast<std::int64_t>(item_size(call.dtype));
