@@ -35,10 +35,10 @@ def install_excepthook() -> None:
     signal part needs the main thread and is left out elsewhere.
     """
     global _installed
+    sys.excepthook = _abort_on_exception  # again, where something else has put its own there
     if _installed:
         return
     _installed = True
-    sys.excepthook = _abort_on_exception
     if threading.current_thread() is threading.main_thread():
         _watch_sigterm()
 

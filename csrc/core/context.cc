@@ -15,6 +15,7 @@ constexpr std::int64_t kSlotBytes = std::int64_t{64} << 10;
 constexpr std::int64_t kMailboxBytes = std::int64_t{8} << 10;
 constexpr std::int64_t kInlineBytes = std::int64_t{16} << 10;
 constexpr std::int64_t kSegmentBytes = std::int64_t{256} << 10;
+constexpr std::int64_t kLeastSegmentBytes = std::int64_t{64} << 10;
 constexpr std::int64_t kPieceBytes = std::int64_t{1} << 30;
 constexpr double kLeaveSeconds = 30.0;
 constexpr double kLeaveBrokenSeconds = 5.0;
@@ -135,6 +136,7 @@ void Context::connect_shared_memory() {
       group_->write_probe();
       MPIDP_MPI_CHECK(MPI_Barrier(comm_));
       shared_memory_ = all_ranks(group_->check_probe());
+      if (shared_memory_) group_->choose_stores(settings_.timeout);
     }
   }
   if (shared_memory_) {
@@ -281,7 +283,7 @@ void Context::perform(Call& call) {
                                          ? group_->inline_bytes()
                                          : std::min(group_->inline_bytes(), kMailboxBytes);
   if (in_memory && group_->size() > 1 &&
-      call.bytes_of(call.input_count(world_size_)) > mailbox_limit) {
+      call.bytes_of(call.input_count(world_size_)) > std::max(mailbox_limit, kPayloadBytes)) {
     MemoryRegistry& registry = MemoryRegistry::instance();
     message.input = registry.locate(
         call.input, static_cast<std::size_t>(call.bytes_of(call.input_count(world_size_))));
@@ -345,6 +347,17 @@ const Schedule& Context::cached_schedule(const ScheduleRequest& request) {
   return *schedules_.back().second;
 }
 
+// At least two segments to a chunk, so that one is on the wire while another is reduced, but none
+// so short that its latency counts.
+std::int64_t Context::segment_count(const Call& call, int parties) const {
+  std::int64_t nbytes = settings_.segment_bytes;
+  if (call.collective == Collective::kAllReduce) {
+    const std::int64_t half_chunk = call.bytes_of(call.count) / (std::int64_t{2} * parties);
+    nbytes = std::min(nbytes, std::max(kLeastSegmentBytes, half_chunk));
+  }
+  return nbytes / static_cast<std::int64_t>(item_size(call.dtype));
+}
+
 void Context::run_schedule(Call& call) {
   if (call.has_scale) call.input = scaled_input(call);
   ScheduleRequest request;
@@ -354,8 +367,7 @@ void Context::run_schedule(Call& call) {
   request.rank = rank_;
   request.root = call.root;
   request.count = call.count;
-  request.segment_count =
-      settings_.segment_bytes / static_cast<std::int64_t>(item_size(call.dtype));
+  request.segment_count = segment_count(call, world_size_);
   executor_->run(cached_schedule(request), rank_, world_size_, call, policy_);
 }
 
@@ -398,8 +410,7 @@ void Context::run_hierarchical(const Call& call) {
     request.world_size = num_groups_;
     request.rank = group_index_;
     request.count = between.count;
-    request.segment_count =
-        settings_.segment_bytes / static_cast<std::int64_t>(item_size(call.dtype));
+    request.segment_count = segment_count(between, num_groups_);
     shard_executor_->run(cached_schedule(request), group_index_, num_groups_, between, policy_);
   } else if (num_groups_ == 1 && call.divisor != 1.0 && first < call.count) {
     const void* source = my_shard;

@@ -116,6 +116,7 @@ class Context {
   [[noreturn]] void throw_mismatch(const Call& call, const Fingerprint& detail);
   std::vector<Fingerprint> gather_details(const Fingerprint& detail, double timeout);
   void dispatch(Call& call, const DirectPath::Plan& plan);
+  std::int64_t segment_count(const Call& call, int parties) const;
   void run_schedule(Call& call);
   void run_hierarchical(const Call& call);
   const void* scaled_input(const Call& call);

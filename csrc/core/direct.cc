@@ -35,11 +35,6 @@ void copy(const Call& call, void* destination, const void* source, std::int64_t 
   if (destination != source && count > 0) copy_bytes(destination, source, call.bytes_of(count));
 }
 
-// For what peers read next.
-void publish(const Call& call, void* destination, const void* source, std::int64_t count) {
-  if (count > 0) copy_bytes_streaming(destination, source, call.bytes_of(count));
-}
-
 }  // namespace
 
 DirectPath::DirectPath(NodeGroup& group)
@@ -48,6 +43,12 @@ DirectPath::DirectPath(NodeGroup& group)
       sources_(static_cast<std::size_t>(group.size())),
       destinations_(static_cast<std::size_t>(group.size())),
       scales_(static_cast<std::size_t>(group.size())) {}
+
+// For what peers read next.
+void DirectPath::publish(const Call& call, void* destination, const void* source,
+                         std::int64_t count) const {
+  if (count > 0) copy_bytes_by(group_.stores(), destination, source, call.bytes_of(count));
+}
 
 bool DirectPath::contributes(const Call& call, int peer) const {
   return call.collective != Collective::kBroadcast || peer == call.root;
@@ -58,17 +59,21 @@ DirectPath::Plan DirectPath::prepare(const Call& call, bool input_registered) {
   if (group_.size() == 1 || call.collective == Collective::kBarrier) return plan;
   const std::int64_t input_bytes = call.bytes_of(call.input_count(group_.size()));
   const bool mine_counts = contributes(call, group_.rank());
-  if (input_bytes <= group_.inline_bytes()) {
+  if (input_bytes <= group_.one_shot_bytes()) {
     plan.one_shot = true;
+    if (input_bytes <= kPayloadBytes && !input_registered) {
+      group_.send_with_entry(call.input, mine_counts ? input_bytes : 0);
+      return plan;
+    }
     // A registered input goes into the mailbox only when it turns out that zero copy cannot be.
     if (mine_counts && !input_registered) {
-      copy_bytes_streaming(group_.my_mailbox(), call.input, input_bytes);
+      copy_bytes_by(group_.stores(), group_.my_mailbox(), call.input, input_bytes);
     }
     return plan;
   }
   if (group_.has_staging()) {
-    plan.staged_half = group_.next_half();
-    if (mine_counts && !input_registered) stage(call, block_at(call, 0, plan.staged_half));
+    plan.staged_set = group_.next_set();
+    if (mine_counts && !input_registered) stage(call, block_at(call, 0, plan.staged_set));
   }
   return plan;
 }
@@ -89,8 +94,8 @@ void DirectPath::execute(const Call& call, const Plan& plan) {
   if (size == 1 || (plan.one_shot && !zero_copy_now)) {
     if (size > 1 && any_input_registered(call)) {
       if (contributes(call, group_.rank()) && group_.input_registered(group_.rank())) {
-        copy_bytes_streaming(group_.my_mailbox_after_entry(), call.input,
-                             call.bytes_of(call.input_count(size)));
+        copy_bytes_by(group_.stores(), group_.my_mailbox_after_entry(), call.input,
+                      call.bytes_of(call.input_count(size)));
       }
       group_.sync(call.timeout);
     }
@@ -116,7 +121,7 @@ void DirectPath::execute(const Call& call, const Plan& plan) {
       return;
     }
     const bool my_input_readable = group_.input_registered(group_.rank());
-    staged(call, plan.staged_half, contributes(call, group_.rank()) && !my_input_readable);
+    staged(call, plan.staged_set, contributes(call, group_.rank()) && !my_input_readable);
     if (exit_owed && !two_phases(call)) group_.sync(call.timeout);
   } catch (const Error& error) {
     // A failure of this rank alone, such as a mapping that the kernel refused:
@@ -247,19 +252,19 @@ std::int64_t DirectPath::block_elements(const Call& call) const {
   return one_slot ? slot : slot * group_.size();
 }
 
-DirectPath::Block DirectPath::block_at(const Call& call, std::int64_t first, int half) const {
-  return Block{first, std::min(block_elements(call), call.count - first), half};
+DirectPath::Block DirectPath::block_at(const Call& call, std::int64_t first, int set) const {
+  return Block{first, std::min(block_elements(call), call.count - first), set};
 }
 
-void DirectPath::staged(const Call& call, int first_half, bool stages) {
+void DirectPath::staged(const Call& call, int first_set, bool stages) {
   Block block;
-  if (first_half < 0) {
+  if (first_set < 0) {
     if (!group_.has_staging()) group_.make_staging(call.timeout);
-    block = block_at(call, 0, group_.next_half());
+    block = block_at(call, 0, group_.next_set());
     if (stages) stage(call, block);
     group_.sync(call.timeout);
   } else {
-    block = block_at(call, 0, first_half);
+    block = block_at(call, 0, first_set);
   }
   Block previous;
   for (;;) {
@@ -271,7 +276,7 @@ void DirectPath::staged(const Call& call, int first_half, bool stages) {
     const bool more = next_first < call.count;
     Block next;
     if (more) {
-      next = block_at(call, next_first, group_.next_half());
+      next = block_at(call, next_first, group_.next_set());
       if (stages) stage(call, next);
     }
     if (more || two_phases(call)) group_.sync(call.timeout);
@@ -291,7 +296,7 @@ void DirectPath::stage(const Call& call, const Block& block) {
       for (int owner = 0; owner < size; ++owner) {
         if (owner == rank) continue;
         const Range part = chunk_of(block.count, size, owner, granule_of(call));
-        publish(call, group_.slot(rank, block.half, owner),
+        publish(call, group_.slot(rank, block.set, owner),
                 at(call, call.input, block.first + part.offset), part.count);
       }
       return;
@@ -299,14 +304,14 @@ void DirectPath::stage(const Call& call, const Block& block) {
     case Collective::kAllToAll:
       for (int owner = 0; owner < size; ++owner) {
         if (owner == rank) continue;
-        publish(call, group_.slot(rank, block.half, owner),
+        publish(call, group_.slot(rank, block.set, owner),
                 at(call, call.input, owner * call.count + block.first),
                 call.clipped(owner, block.first, block.count));
       }
       return;
     case Collective::kAllGather:
     case Collective::kBroadcast:
-      publish(call, group_.slot(rank, block.half, 0), at(call, call.input, block.first),
+      publish(call, group_.slot(rank, block.set, 0), at(call, call.input, block.first),
               call.clipped(rank, block.first, block.count));
       return;
     case Collective::kBarrier:
@@ -322,7 +327,7 @@ const char* DirectPath::staged_source(const Call& call, const Block& block, int 
   if (input != nullptr) return at(call, input, offset);
   const bool shared_slot =
       call.collective == Collective::kAllGather || call.collective == Collective::kBroadcast;
-  return group_.slot(peer, block.half, shared_slot ? 0 : group_.rank());
+  return group_.slot(peer, block.set, shared_slot ? 0 : group_.rank());
 }
 
 void DirectPath::consume(const Call& call, const Block& block) {
@@ -338,7 +343,7 @@ void DirectPath::consume(const Call& call, const Block& block) {
         sources_[static_cast<std::size_t>(peer)] = staged_source(call, block, peer, offset);
       }
       const bool wants_result = call.collective == Collective::kAllReduce || rank == call.root;
-      char* result = group_.result_slot(rank, block.half);
+      char* result = group_.result_slot(rank, block.set);
       if (!wants_result) {
         destinations_[0] = result;
         reduce_sources(call, 1, part.count);
@@ -398,8 +403,8 @@ void DirectPath::finish(const Call& call, const Block& block) {
   for (int i = 1; i < size; ++i) {
     const int owner = (group_.rank() + i) % size;
     const Range part = chunk_of(block.count, size, owner, granule_of(call));
-    copy(call, at(call, call.output, block.first + part.offset),
-         group_.result_slot(owner, block.half), part.count);
+    copy_bytes_from_peer(at(call, call.output, block.first + part.offset),
+                         group_.result_slot(owner, block.set), call.bytes_of(part.count));
   }
 }
 

@@ -31,7 +31,7 @@ class DirectPath {
   // What prepare() did before the entry.
   struct Plan {
     bool one_shot = false;
-    int staged_half = -1;  // half of the first block, or -1 when it is not staged yet
+    int staged_set = -1;  // the slots of the first block, or -1 when it is not staged yet
   };
 
   explicit DirectPath(NodeGroup& group);
@@ -50,18 +50,19 @@ class DirectPath {
   struct Block {
     std::int64_t first = 0;
     std::int64_t count = 0;
-    int half = 0;
+    int set = 0;  // of slots
   };
 
+  void publish(const Call& call, void* destination, const void* source, std::int64_t count) const;
   void load_scales(const Call& call);
   bool contributes(const Call& call, int peer) const;
   bool any_input_registered(const Call& call) const;
   bool zero_copy_possible(const Call& call) const;
   void zero_copy(const Call& call);
-  void staged(const Call& call, int first_half, bool stages);
+  void staged(const Call& call, int first_set, bool stages);
   void consume_whole(const Call& call);
   std::int64_t block_elements(const Call& call) const;
-  Block block_at(const Call& call, std::int64_t first, int half) const;
+  Block block_at(const Call& call, std::int64_t first, int set) const;
   void stage(const Call& call, const Block& block);
   void consume(const Call& call, const Block& block);
   void finish(const Call& call, const Block& block);

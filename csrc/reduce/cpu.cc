@@ -136,11 +136,34 @@ void copy_bytes(void* destination, const void* source, std::int64_t nbytes) {
   std::memcpy(to + done, from + done, static_cast<std::size_t>(nbytes - done));
 }
 
-void copy_bytes_streaming(void* destination, const void* source, std::int64_t nbytes) {
+namespace {
+
+// Up to here a copy that a peer reads is quicker (1.5 against 1.2 us at 2 KiB) when its lines are
+// claimed together beforehand: stores retire in order, each waiting until the peer gives its line
+// up. Beyond, the copy loops keep enough lines in flight.
+constexpr std::int64_t kClaimedAhead = 8192;
+
+void claim_lines([[maybe_unused]] void* destination, [[maybe_unused]] std::int64_t nbytes) {
+#if defined(__SSE2__)
+  // Not __builtin_prefetch, which is no write prefetch without -mprfchw.
+  for (std::int64_t at = 0; at < nbytes; at += kLine) {
+    asm volatile("prefetchw %0" ::"m"(*(static_cast<char*>(destination) + at)));
+  }
+#endif
+}
+
+}  // namespace
+
+void copy_bytes_by(Stores stores, void* destination, const void* source, std::int64_t nbytes) {
+  if (stores != Stores::kStreaming && nbytes <= kClaimedAhead) claim_lines(destination, nbytes);
+  if (stores == Stores::kLibrary) {
+    if (nbytes > 0) std::memcpy(destination, source, static_cast<std::size_t>(nbytes));
+    return;
+  }
 #if defined(__SSE2__)
   // Below this the fence costs more than the lines.
   constexpr std::int64_t kMinimum = 1024;
-  if (nbytes < kMinimum) {
+  if (stores == Stores::kLoop || nbytes < kMinimum) {
     copy_bytes(destination, source, nbytes);
     return;
   }
@@ -157,6 +180,21 @@ void copy_bytes_streaming(void* destination, const void* source, std::int64_t nb
 #else
   copy_bytes(destination, source, nbytes);
 #endif
+}
+
+void copy_bytes_from_peer(void* destination, const void* source, std::int64_t nbytes) {
+  constexpr std::int64_t kWays = 4;
+  constexpr std::int64_t kPage = 4096;  // where the prefetcher's streams end
+  constexpr std::int64_t kPiece = 256;
+  char* to = static_cast<char*>(destination);
+  const char* from = static_cast<const char*>(source);
+  const std::int64_t share = nbytes >= 2 * kWays * kPage ? nbytes / kWays / kPage * kPage : 0;
+  for (std::int64_t at = 0; at < share; at += kPiece) {
+    for (std::int64_t way = 0; way < kWays; ++way) {
+      copy_bytes(to + way * share + at, from + way * share + at, kPiece);
+    }
+  }
+  copy_bytes(to + kWays * share, from + kWays * share, nbytes - kWays * share);
 }
 
 const char* instruction_set() { return active_kernels().load(std::memory_order_acquire)->name; }

@@ -36,11 +36,23 @@ void reduce(const ReduceArgs& args);
 // Copies nbytes; the streaming copy of the staged paths. Non-overlapping.
 void copy_bytes(void* destination, const void* source, std::int64_t nbytes);
 
-// As copy_bytes, for memory that another core reads next: the stores bypass
-// this core's caches, so that the reader does not have to fetch dirty lines out
-// of them, nor the writer to claim lines that the reader still holds. The data
-// are globally visible on return.
-void copy_bytes_streaming(void* destination, const void* source, std::int64_t nbytes);
+// How memory that another core reads next is written. Which is fastest depends on how the cores'
+// caches are joined, by a factor of two either way, so it is measured (NodeGroup::choose_stores).
+enum class Stores : std::uint8_t {
+  // Past this core's caches: the reader need not fetch dirty lines out of them, nor the writer
+  // claim lines that the reader still holds.
+  kStreaming,
+  kLoop,     // as copy_bytes
+  kLibrary,  // the C library's memcpy
+};
+inline constexpr int kNumStores = 3;
+
+// As copy_bytes, by the given stores. A flag stored afterwards is seen after the data.
+void copy_bytes_by(Stores stores, void* destination, const void* source, std::int64_t nbytes);
+
+// As copy_bytes, for what another core has just written: from several places at once, so that
+// several streams of the hardware prefetcher are at work.
+void copy_bytes_from_peer(void* destination, const void* source, std::int64_t nbytes);
 
 // "baseline", "avx2", "avx512" or "neon": chosen once, at first use, from what
 // the CPU offers.

@@ -19,7 +19,9 @@ constexpr std::uint32_t kStatusGaveUp = 8;
 constexpr int kSliceMs = 20;
 constexpr std::int64_t kLivenessIntervalUs = 100'000;
 constexpr std::int64_t kMinSlotBytes = 4096;
-constexpr std::int64_t kStagingBudget = std::int64_t{1} << 20;  // of one half, over all slots
+constexpr std::int64_t kSetBudget = std::int64_t{1} << 20;      // of one set, over all slots
+constexpr std::int64_t kStagingBudget = std::int64_t{2} << 20;  // of all sets
+constexpr int kMostSets = 8;
 
 // All groups of this process share one mapping of each peer.
 std::shared_ptr<PeerMemory> peer_memory(const ProcessId& id) {
@@ -104,6 +106,7 @@ NodeGroup::Card NodeGroup::card(int global_rank) {
   card.process = registry.process_id();
   card.control = registry.locate(mine_, sizeof(ControlBlock));
   card.global_rank = global_rank;
+  card.stores = stores_found();
   affinity_mask(card.cores, 16);
   return card;
 }
@@ -134,6 +137,7 @@ void NodeGroup::connect(const std::vector<Card>& cards, int my_index) {
   staging_.assign(cards.size(), nullptr);
   cores_ = usable_cores(cores, 16);
   policy_ = policy_for(1);
+  take_over_stores(cards);
 }
 
 void NodeGroup::connect_alone(int global_rank) {
@@ -198,12 +202,14 @@ void NodeGroup::arrive_at_entry(const EntryMessage& message, const Fingerprint& 
   SyncLine& own = mine_->lines[step_ & 1];
   own.fingerprint = message.fingerprint;
   own.scale = message.scale;
-  own.input_segment = message.input.segment;
-  own.input_generation = message.input.generation;
-  own.input_offset = message.input.offset;
-  own.output_segment = message.output.segment;
-  own.output_generation = message.output.generation;
-  own.output_offset = message.output.offset;
+  if (next_has_payload_) {
+    std::memcpy(own.payload, payload_, sizeof(payload_));
+  } else {
+    const Location arrays[] = {message.input, message.output};
+    std::memcpy(own.payload, arrays, sizeof(arrays));
+  }
+  entry_has_payload_ = next_has_payload_;
+  next_has_payload_ = false;
   own.status.store(0, std::memory_order_relaxed);
   mine_->details[step_ & 1] = detail;
   publish(step_);
@@ -352,24 +358,14 @@ bool NodeGroup::all_outputs_registered() const {
   return true;
 }
 
-Location NodeGroup::input_location(int peer) const {
-  const SyncLine& said = line(peer, entry_step_);
-  return Location{said.input_segment, said.input_generation, said.input_offset};
-}
-
-Location NodeGroup::output_location(int peer) const {
-  const SyncLine& said = line(peer, entry_step_);
-  return Location{said.output_segment, said.output_generation, said.output_offset};
-}
-
 char* NodeGroup::input(int peer) {
   if (!input_registered(peer)) return nullptr;
-  return peers_[static_cast<std::size_t>(peer)]->resolve(input_location(peer));
+  return peers_[static_cast<std::size_t>(peer)]->resolve(location(peer, 0));
 }
 
 char* NodeGroup::output(int peer) {
   if (!output_registered(peer)) return nullptr;
-  return peers_[static_cast<std::size_t>(peer)]->resolve(output_location(peer));
+  return peers_[static_cast<std::size_t>(peer)]->resolve(location(peer, 1));
 }
 
 char* NodeGroup::my_mailbox() {
@@ -384,16 +380,25 @@ char* NodeGroup::my_mailbox_after_entry() {
          static_cast<std::int64_t>(entries_ & 1) * settings_.inline_bytes;
 }
 
+void NodeGroup::send_with_entry(const void* input, std::int64_t nbytes) {
+  if (nbytes > 0) std::memcpy(payload_, input, static_cast<std::size_t>(nbytes));
+  next_has_payload_ = true;
+}
+
 const char* NodeGroup::mailbox(int peer) const {
+  if (entry_has_payload_) return line(peer, entry_step_).payload;
   return reinterpret_cast<const char*>(blocks_[static_cast<std::size_t>(peer)] + 1) +
          static_cast<std::int64_t>(entries_ & 1) * settings_.inline_bytes;
 }
 
 void NodeGroup::make_staging(double timeout) {
-  const std::int64_t share = kStagingBudget / (size_ + 1) / kMinSlotBytes * kMinSlotBytes;
+  const std::int64_t share = kSetBudget / (size_ + 1) / kMinSlotBytes * kMinSlotBytes;
   const std::int64_t slot = std::max(kMinSlotBytes, std::min(settings_.slot_bytes, share));
   MemoryRegistry& registry = MemoryRegistry::instance();
-  const auto nbytes = static_cast<std::size_t>(std::int64_t{2} * (size_ + 1) * slot);
+  const std::int64_t set = (size_ + 1) * slot;
+  sets_ =
+      static_cast<int>(std::clamp(kStagingBudget / set, std::int64_t{2}, std::int64_t{kMostSets}));
+  const auto nbytes = static_cast<std::size_t>(sets_ * set);
   std::uint32_t status = 0;
   if (my_staging_ == nullptr) {
     try {

@@ -10,11 +10,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "common/wait.h"
+#include "reduce/reduce.h"
 #include "transport/shared_memory.h"
 
 namespace mpidp {
@@ -28,6 +30,8 @@ struct EntryMessage {
   Location output;  // likewise
 };
 
+inline constexpr std::int64_t kPayloadBytes = 32;
+
 // One cache line: the arrival flag and the message travel in one transfer. Two
 // of them alternate. Rank r may overwrite the line of sync point s at s + 2
 // only, which it reaches only after every rank arrived at s + 1, that is, after
@@ -37,16 +41,15 @@ struct alignas(64) SyncLine {
   std::atomic<std::uint32_t> sleepers;  // ranks asleep on `step`
   std::uint64_t fingerprint;
   double scale;
-  std::uint32_t input_segment, input_generation;
-  std::uint64_t input_offset;
-  std::uint32_t output_segment, output_generation;
-  std::uint64_t output_offset;
+  // The input itself where it is that short, for it travels with the flag; else where input and
+  // output lie: two Locations.
+  char payload[kPayloadBytes];
   // Not 0: this rank cannot go on, and all raise. Also set after the arrival, by a rank that gives
   // up waiting: so a late rank learns at once that it is too late.
   std::atomic<std::uint32_t> status;
   std::uint32_t reserved;
 };
-static_assert(sizeof(SyncLine) == 64);
+static_assert(sizeof(SyncLine) == 64 && kPayloadBytes == 2 * sizeof(Location));
 
 // Enough of a call to tell the user what differed.
 struct Fingerprint {
@@ -89,6 +92,7 @@ class NodeGroup {
     ProcessId process;
     Location control;
     std::int32_t global_rank = 0;
+    std::int32_t stores = -1;      // what this process found best before; -1: nothing yet
     std::uint64_t cores[16] = {};  // affinity mask
   };
 
@@ -136,34 +140,50 @@ class NodeGroup {
   // Peer's registered array as mapped here, or null if it is not registered.
   char* input(int peer);
   char* output(int peer);
-  bool input_registered(int peer) const { return line(peer, entry_step_).input_generation != 0; }
-  bool output_registered(int peer) const { return line(peer, entry_step_).output_generation != 0; }
+  bool input_registered(int peer) const {
+    return !entry_has_payload_ && location(peer, 0).generation != 0;
+  }
+  bool output_registered(int peer) const {
+    return !entry_has_payload_ && location(peer, 1).generation != 0;
+  }
   // What the peer said at the entry, not mapped: for memory that another transport reaches.
-  Location input_location(int peer) const;
-  Location output_location(int peer) const;
+  Location input_location(int peer) const { return location(peer, 0); }
+  Location output_location(int peer) const { return location(peer, 1); }
   bool all_inputs_registered() const;
   bool all_outputs_registered() const;
   // After a disagreement: makes the ranks' counters equal again.
   void recover(double timeout);
 
-  // Mailboxes: two of inline_bytes() a rank, alternating by collective.
+  // Mailboxes: two of inline_bytes() a rank, alternating by collective. An input of kPayloadBytes
+  // at most can go into the line of the next entry instead, where mailbox() then finds it.
+  void send_with_entry(const void* input, std::int64_t nbytes);
   char* my_mailbox();              // of the collective that is about to be entered
   char* my_mailbox_after_entry();  // of the one that was
   const char* mailbox(int peer) const;
 
-  // Staging: 2 halves a rank; each has one slot for every owner and one slot
-  // for results. Whether it exists is the same on all ranks; making it is a
-  // sync point.
+  // Staging: sets of slots; each set has one slot for every owner and one for results. Whether it
+  // exists is the same on all ranks; making it is a sync point.
   bool has_staging() const { return slot_bytes_ != 0; }
   void make_staging(double timeout);
   std::int64_t slot_bytes() const { return slot_bytes_; }
-  char* slot(int peer, int half, int index) {
-    return staging_[static_cast<std::size_t>(peer)] + (half * (size_ + 1) + index) * slot_bytes_;
+  char* slot(int peer, int set, int index) {
+    return staging_[static_cast<std::size_t>(peer)] + (set * (size_ + 1) + index) * slot_bytes_;
   }
-  char* result_slot(int peer, int half) { return slot(peer, half, size_); }
-  // The half that the next staged block goes to; continues over collectives, so
-  // that a block never lands where the last but one is still being read.
-  int next_half() { return static_cast<int>(block_++ & 1); }
+  char* result_slot(int peer, int set) { return slot(peer, set, size_); }
+  // The set that the next staged block goes to; continues over collectives, so that a block never
+  // lands where the last but one is still being read. Ordinary stores are faster to slots that
+  // were used longer ago (12 against 24 GB/s on an Intel machine with 2 MiB second-level caches).
+  int next_set() {
+    return static_cast<int>(block_++ %
+                            static_cast<std::uint64_t>(stores_ == Stores::kStreaming ? 2 : sets_));
+  }
+
+  // How to write what peers read; the same on all ranks. Collective: makes the staging and times
+  // each kind of stores with the reading by the next rank.
+  void choose_stores(double timeout);
+  Stores stores() const { return stores_; }
+  // The largest input that goes into the mailbox whole.
+  std::int64_t one_shot_bytes() const;
 
   void use_policy(const WaitPolicy& policy) { policy_ = policy; }
   WaitPolicy policy_for(int threads_per_rank) const;
@@ -173,6 +193,15 @@ class NodeGroup {
   void release();
 
  private:
+  Location location(int peer, int index) const {
+    Location found;
+    std::memcpy(&found,
+                line(peer, entry_step_).payload + sizeof(found) * static_cast<std::size_t>(index),
+                sizeof(found));
+    return found;
+  }
+  static std::int32_t stores_found();
+  void take_over_stores(const std::vector<Card>& cards);
   SyncLine& line(int peer, std::uint32_t step) const {
     return blocks_[static_cast<std::size_t>(peer)]->lines[step & 1];
   }
@@ -192,8 +221,13 @@ class NodeGroup {
   std::uint32_t step_ = 0;
   std::uint32_t entry_step_ = 0;
   std::uint64_t entries_ = 0;
+  char payload_[kPayloadBytes] = {};
+  bool next_has_payload_ = false, entry_has_payload_ = false;
   std::uint64_t block_ = 0;
   std::int64_t slot_bytes_ = 0;
+  int sets_ = 2;
+  Stores stores_ = Stores::kStreaming;
+  bool stores_known_ = false;  // from the cards
   WaitPolicy policy_;
   ControlBlock* mine_ = nullptr;
   char* my_staging_ = nullptr;

@@ -15,8 +15,7 @@ An operation that passes the group's timeout raises `CollectiveTimeoutError` fro
 
 from __future__ import annotations
 
-import os
-import tempfile
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +24,8 @@ from mpi4py import MPI
 
 from mpidp.c10d.group import ProcessGroup
 from mpidp.communicator import Communicator
+from mpidp.config import Config
+from mpidp.launch import install_excepthook
 
 __all__ = ["ProcessGroup", "init_process_group"]
 
@@ -32,24 +33,36 @@ __all__ = ["ProcessGroup", "init_process_group"]
 def init_process_group(timeout: timedelta | None = None) -> None:
     """`torch.distributed.init_process_group` for the ranks of MPI.COMM_WORLD. Collective.
 
-    The rendezvous is a file in rank 0's temporary folder, known to all by MPI; it holds no data but
-    torch's own bookkeeping, and torch removes it when the last rank has destroyed the group. On
-    several nodes that folder must be shared: set TMPDIR, or give torch a store of your own.
+    torch's own bookkeeping goes through a TCPStore that rank 0 serves, on the loopback interface
+    where all ranks share a node. MPI tells its port, so no MASTER_ADDR is needed; on several nodes
+    all must resolve and reach rank 0's host name. An uncaught exception on one rank ends the job
+    from here on (see `mpidp.launch`).
     """
     world = MPI.COMM_WORLD
-    path = None
-    if world.rank == 0:
-        descriptor, path = tempfile.mkstemp(prefix="mpidp-c10d-")
-        os.close(descriptor)
-    path = world.bcast(path)
     options = {} if timeout is None else {"timeout": timeout}
     dist.init_process_group(
         "mpidp",
-        store=dist.FileStore(path, world.size),
+        store=_store(world),
         rank=world.rank,
         world_size=world.size,
         **options,
     )
+    # After torch, whose own hook would keep the text from being seen before the job ends.
+    install_excepthook()
+
+
+def _store(world: MPI.Comm) -> dist.Store:
+    node = (socket.gethostname(), Config.from_environment().node_id)
+    host = "127.0.0.1" if len(set(world.allgather(node))) == 1 else node[0]
+    if world.rank == 0:
+        # Bound here, so that no other program can take the port in between.
+        listener = socket.create_server((host if host == "127.0.0.1" else "", 0))
+        host, port = world.bcast((host, listener.getsockname()[1]))
+        return dist.TCPStore(
+            host, port, world.size, True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    host, port = world.bcast(None)
+    return dist.TCPStore(host, port, world.size, False)
 
 
 def _create(options: Any, _: Any = None) -> ProcessGroup:

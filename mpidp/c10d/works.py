@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import queue
 import threading
 import time
@@ -21,6 +22,36 @@ _EAGER_POLLS = 200
 _NAP, _LONGEST_NAP = 20e-6, 1e-3
 
 
+class _Keeper:
+    """Keeps the Python half of works alive that only torch's C++ side still holds.
+
+    Without it their methods would be those of the C++ base class, which raise "not implemented". A
+    work is let go once it has ended and been waited for or asked for its future, some works later,
+    for torch calls both in a row.
+    """
+
+    _MOST_UNUSED = 4096  # nobody waits for the oldest any more
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._unused: collections.OrderedDict[int, Work] = collections.OrderedDict()
+        self._used: collections.deque[Work] = collections.deque(maxlen=8)
+
+    def hold(self, work: Work) -> None:
+        with self._lock:
+            self._unused[id(work)] = work
+            if len(self._unused) > self._MOST_UNUSED:
+                self._unused.popitem(last=False)
+
+    def let_go(self, work: Work) -> None:
+        with self._lock:
+            if self._unused.pop(id(work), None) is not None:
+                self._used.append(work)
+
+
+_keeper = _Keeper()
+
+
 class Work(dist.Work):
     """One collective or message. `wait` raises what went wrong; `get_future` completes with it.
 
@@ -33,7 +64,9 @@ class Work(dist.Work):
         self._ended = threading.Event()
         self._error: Exception | None = None
         self._result = result
+        self._has_user = False
         self.source = -1
+        _keeper.hold(self)
 
     def complete(self, error: Exception | None) -> None:
         """Called once, by the thread that did it."""
@@ -45,12 +78,19 @@ class Work(dist.Work):
             # DistributedDataParallel waits in C++, which cannot show a Python error.
             traceback.print_exception(error)
             self._future.set_exception(error)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._has_user and self._ended.is_set():
+            _keeper.let_go(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Returns True, or raises. Without a timeout the group's own deadline ends the wait."""
         seconds = timeout.total_seconds() if timeout else None  # torch passes 0 for none
         if not self._ended.wait(seconds):
             raise TimeoutError(f"not complete within {seconds:g} s; it goes on")
+        self._has_user = True
+        self._let_go()
         if self._error is not None:
             raise self._error
         return True
@@ -74,6 +114,8 @@ class Work(dist.Work):
 
     def get_future(self) -> Any:
         """A torch Future of the result."""
+        self._has_user = True
+        self._let_go()
         return self._future
 
     def source_rank(self) -> int:
