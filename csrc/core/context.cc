@@ -242,7 +242,7 @@ void Context::execute(Call& call, bool on_progress_thread) {
     if (call.device == DeviceKind::kCpu) {
       perform(call);
     } else {
-      perform_on_device(call);
+      perform_on_device(call, on_progress_thread);
     }
   } catch (const Error& error) {
     const bool harmless =

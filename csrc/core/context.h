@@ -102,7 +102,7 @@ class Context {
 
   void execute(Call& call, bool on_progress_thread);
   void perform(Call& call);
-  void perform_on_device(Call& call);
+  void perform_on_device(Call& call, bool on_progress_thread);
   void run_on_device(Call& call);
   std::shared_ptr<Operation> submit_on_device(const Call& call, std::vector<void*> owners);
   std::shared_ptr<DeviceOrder> begin_on_device(Call& call);

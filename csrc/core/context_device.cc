@@ -118,9 +118,9 @@ std::shared_ptr<Operation> Context::submit_on_device(const Call& call, std::vect
   return engine_.run_inline(placed, std::move(owners), order);
 }
 
-void Context::perform_on_device(Call& call) {
+void Context::perform_on_device(Call& call, bool on_progress_thread) {
   DevicePath& path = *device_;
-  const DeviceGuard guard(path.device());
+  const DeviceGuard guard(path.device(), !on_progress_thread);
   device_timeout_ = call.timeout;
   const Fingerprint detail = fingerprint_of(call);
   EntryMessage message;

@@ -92,13 +92,13 @@ void throw_device_error(int status, const char* call) {
                                     (reason == nullptr ? std::to_string(status) : reason));
 }
 
-DeviceGuard::DeviceGuard(int device) {
+DeviceGuard::DeviceGuard(int device, bool put_back) {
   const DeviceRuntime& runtime = device_runtime();
   int before = -1;
   MPIDP_DEVICE_CHECK(runtime.get_device(&before));
   if (before == device) return;
   MPIDP_DEVICE_CHECK(runtime.set_device(device));
-  before_ = before;
+  if (put_back) before_ = before;
 }
 
 DeviceGuard::~DeviceGuard() {

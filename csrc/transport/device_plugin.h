@@ -19,10 +19,11 @@ const DeviceRuntime& device_runtime();
 
 [[noreturn]] void throw_device_error(int status, const char* call);
 
-// Makes `device` the calling thread's, and puts back what was.
+// Makes `device` the calling thread's, and puts back what was. Not so on a thread of our own, which
+// had no use for another: putting back device 0 would create a context there, of some hundred MB.
 class DeviceGuard {
  public:
-  explicit DeviceGuard(int device);
+  explicit DeviceGuard(int device, bool put_back = true);
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
