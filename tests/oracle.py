@@ -138,6 +138,7 @@ class NaiveCommunicator:
         deterministic: bool = False,
         scale: float | None = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         return self._store(self._reduced(x, op, scale), x, out)
 
@@ -151,6 +152,7 @@ class NaiveCommunicator:
         deterministic: bool = False,
         scale: float | None = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         total = self._reduced(x, op, scale)
         if out is None:
@@ -172,6 +174,7 @@ class NaiveCommunicator:
         deterministic: bool = False,
         scale: float | None = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         self._require_root(root)
         total = self._reduced(x, op, scale)
@@ -180,7 +183,13 @@ class NaiveCommunicator:
         return self._store(total, x, out)
 
     def all_gather(
-        self, x: Any, out: Any = None, *, algorithm: str = "auto", timeout: float | None = None
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         gathered = np.stack(self._gather(np.asarray(x)))
         if out is None:
@@ -188,14 +197,26 @@ class NaiveCommunicator:
         return self._store(gathered, None, out)
 
     def broadcast(
-        self, x: Any, *, root: int = 0, algorithm: str = "auto", timeout: float | None = None
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         self._require_root(root)
         source = self._gather(np.asarray(x))[root]
         return x if self.rank == root else self._store(source, x, None)
 
     def all_to_all(
-        self, x: Any, out: Any = None, *, algorithm: str = "auto", timeout: float | None = None
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         self._require_divisible(x)
         blocks = [np.split(whole, self.world_size)[self.rank] for whole in self._gather(x)]
