@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from inputs import difference, reduced, values
 from mpi4py import MPI
-from standin import on_device
+from standin import StandIn, Stream, on_device
+from test_device_streams import Late
 
 import mpidp
 
@@ -135,25 +136,41 @@ def test_a_late_rank_is_named(wiring):
     comm.close()
 
 
-def test_a_dropped_wait_is_caught(faults, mutated):
-    """With the waits for one kind of event dropped, the order test must see wrong data."""
-    from test_device_streams import Late, Stream
+def wrong_results(comm, mutate, rounds=8):
+    """How many results of late producers are wrong on this rank while `mutate` is on."""
+    stream = Stream()
+    count = 20_011
+    late = Late(values("float32", count, comm.rank), stream)
+    out = StandIn(count, np.float32)
+    comm.all_reduce(late.x, out, stream=stream)  # maps the memory, which takes a while
+    wrong = 0
+    for turn in range(rounds):
+        comm.barrier()
+        late.produce(values("float32", count, comm.rank, salt=turn))
+        comm.barrier()
+        mutate(True)
+        comm.all_reduce(late.x, out, stream=stream)
+        mutate(False)
+        found = out.download(stream)
+        expected = reduced("float32", count, comm.world_size, salt=turn)
+        wrong += bool(difference(found, expected))
+    comm.barrier()
+    stream.close()
+    return wrong
 
-    with mpidp.Communicator(timeout=30) as comm:
-        check(comm)
-        stream = Stream()
-        wrong = 0
-        with mutated():
-            for turn in range(8):
-                late = Late(values("float32", 20_011, comm.rank, salt=turn), stream)
-                comm.all_reduce(late.x, stream=stream)
-                found = late.x.download(stream)
-                expected = reduced("float32", 20_011, comm.world_size, salt=turn)
-                wrong += bool(difference(found, expected))
-                stream.synchronize()
-                comm.barrier()
-        stream.close()
-        total = MPI.COMM_WORLD.allreduce(wrong)
-        assert total > 0, "no test would notice that a wait is missing"
-    with mpidp.Communicator(timeout=30) as comm:
-        check(comm)
+
+@pytest.mark.parametrize("mutation", ["drop_own_waits", "drop_peer_waits"])
+def test_a_dropped_wait_is_caught(faults, communicators, mutation):
+    """Without the waits for the caller's stream, or for the peers, the data must be wrong.
+
+    The same rounds are right with all waits in place, so it is the waits that these tests see.
+    """
+    comm = communicators("best")
+    check(comm)
+    if mutation == "drop_peer_waits" and comm.world_size == 1:
+        return
+    everything_in_place = wrong_results(comm, lambda on: None)
+    mutated = wrong_results(comm, lambda on: faults(mutation, on))
+    assert MPI.COMM_WORLD.allreduce(everything_in_place) == 0
+    assert MPI.COMM_WORLD.allreduce(mutated) > 0
+    check(comm)

@@ -27,15 +27,21 @@ class Late:
     """An array whose values arrive on `stream` only after a long piece of other work there."""
 
     def __init__(self, host, stream):
+        self.stream = stream
         self.x = StandIn(host.shape, host.dtype, stream=stream)
+        self.pinned = Pinned(host.nbytes)
+        self.busy = StandIn(4 << 20, np.uint8)
+        self.produce(host)
+
+    def produce(self, host):
+        """Poison the array at once, and have `host` arrive late."""
+        self.stream.synchronize()
         self.x.fill(0xA5)
         runtime()("synchronize_stream", 0)
-        self.pinned = Pinned(host.nbytes)
         self.pinned.array[:] = np.frombuffer(host.tobytes(), np.uint8)
-        self.busy = StandIn(4 << 20, np.uint8)
         for byte in range(4):
-            self.busy.fill(byte, stream)
-        runtime()("copy", self.x.pointer, self.pinned.pointer, host.nbytes, stream.ptr)
+            self.busy.fill(byte, self.stream)
+        runtime()("copy", self.x.pointer, self.pinned.pointer, host.nbytes, self.stream.ptr)
 
 
 @pytest.mark.parametrize("wiring", ["best", "staged"])
