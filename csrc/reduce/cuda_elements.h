@@ -12,7 +12,7 @@ namespace mpidp {
 namespace gpu {
 
 template <class To, class From>
-MPIDP_DEVICE To bits_of(From from) {
+MPIDP_HOST_DEVICE To bits_of(From from) {
   static_assert(sizeof(To) == sizeof(From), "same size");
   union {
     From from;

@@ -19,10 +19,12 @@
 #if defined(MPIDP_EMULATED)
 #define MPIDP_KERNEL inline void
 #define MPIDP_DEVICE inline
+#define MPIDP_HOST_DEVICE inline
 #define MPIDP_PARAMETER const
 #else
 #define MPIDP_KERNEL __global__ void __launch_bounds__(mpidp::kThreadsPerBlock)
 #define MPIDP_DEVICE __device__ __forceinline__
+#define MPIDP_HOST_DEVICE __host__ __device__ __forceinline__
 #if defined(__HIP_PLATFORM_AMD__)
 #define MPIDP_PARAMETER const
 #else
