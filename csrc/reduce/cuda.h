@@ -1,5 +1,5 @@
-// The kernels of the CUDA part, as functions that queue them on a stream. Each returns 0 or an error
-// code of the runtime; kNotSupported for a combination that has no kernel.
+// The kernels of the CUDA part, as functions that queue them on a stream. Each returns 0 or an
+// error code of the runtime; kNotSupported for a combination that has no kernel.
 #pragma once
 
 #include "reduce/gpu.h"

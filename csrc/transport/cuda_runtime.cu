@@ -16,7 +16,8 @@ namespace mpidp {
 namespace {
 
 static_assert(sizeof(IpcMemoryHandle) == sizeof(cudaIpcMemHandle_t), "handles are passed as bytes");
-static_assert(sizeof(IpcEventHandle) == sizeof(cudaIpcEventHandle_t), "handles are passed as bytes");
+static_assert(sizeof(IpcEventHandle) == sizeof(cudaIpcEventHandle_t),
+              "handles are passed as bytes");
 
 constexpr int kMostDevices = 64;
 
@@ -79,8 +80,8 @@ GetAttributes driver_query() {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
 #if CUDART_VERSION >= 12050
-    const cudaError_t status = cudaGetDriverEntryPointByVersion(
-        "cuPointerGetAttributes", &found, 12000, cudaEnableDefault, &result);
+    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuPointerGetAttributes", &found,
+                                                                12000, cudaEnableDefault, &result);
 #else
     const cudaError_t status =
         cudaGetDriverEntryPoint("cuPointerGetAttributes", &found, cudaEnableDefault, &result);
@@ -100,10 +101,10 @@ void classify_range(const void* pointer, PointerInfo* info) {
   unsigned long long id = 0;
   CUmemoryPool pool = nullptr;
   int capable = 0;
-  CUpointer_attribute wanted[] = {
-      CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
-      CU_POINTER_ATTRIBUTE_BUFFER_ID, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
-      CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE};
+  CUpointer_attribute wanted[] = {CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                                  CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_BUFFER_ID,
+                                  CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+                                  CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE};
   void* places[] = {&base, &size, &id, &pool, &capable};
   constexpr unsigned kWanted = sizeof(wanted) / sizeof(*wanted);
   const auto address = reinterpret_cast<CUdeviceptr>(pointer);
@@ -168,8 +169,7 @@ int create_stream(DeviceStream* stream) {
   const int status = checked(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   if (status != kDeviceOk) return status;
   cudaStream_t made = nullptr;
-  const int outcome =
-      checked(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, greatest));
+  const int outcome = checked(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, greatest));
   *stream = made;
   return outcome;
 }
@@ -202,9 +202,7 @@ int query_event(DeviceEvent event, int* done) {
   }
   return checked(status);
 }
-int synchronize_event(DeviceEvent event) {
-  return checked(cudaEventSynchronize(event_of(event)));
-}
+int synchronize_event(DeviceEvent event) { return checked(cudaEventSynchronize(event_of(event))); }
 
 int export_memory(IpcMemoryHandle* handle, void* base) {
   cudaIpcMemHandle_t made;
@@ -273,13 +271,13 @@ int cast(const void* source, DType from, void* destination, DType to, std::int64
 }
 int quantize(const float* source, std::int8_t* codes, float* scales, std::int64_t count,
              std::int32_t block, DeviceStream stream) {
-  return after_launch(gpu::quantize(source, codes, scales, count, block, stream_of(stream),
-                                    multiprocessors()));
+  return after_launch(
+      gpu::quantize(source, codes, scales, count, block, stream_of(stream), multiprocessors()));
 }
 int dequantize(const std::int8_t* codes, const float* scales, float* destination,
                std::int64_t count, std::int32_t block, DeviceStream stream) {
-  return after_launch(gpu::dequantize(codes, scales, destination, count, block,
-                                      stream_of(stream), multiprocessors()));
+  return after_launch(gpu::dequantize(codes, scales, destination, count, block, stream_of(stream),
+                                      multiprocessors()));
 }
 
 #if defined(MPIDP_EMULATED)
@@ -291,21 +289,47 @@ constexpr const char* kName = "cuda";
 #endif
 
 const DeviceRuntime table = {
-    kDeviceAbi,         kName,           error_string,   device_count,
-    get_device,         set_device,      device_info,    can_access_peer,
-    enable_peer_access, classify,        allocate,       release,
-    allocate_pinned,    release_pinned,  create_stream,  destroy_stream,
-    synchronize_stream, create_event,    destroy_event,  record_event,
-    wait_event,         query_event,     synchronize_event, export_memory,
-    open_memory,        close_memory,    export_event,   open_event,
-    copy,               fill,            reduce,         pack,
-    cast,               quantize,        dequantize,
+    kDeviceAbi,
+    kName,
+    error_string,
+    device_count,
+    get_device,
+    set_device,
+    device_info,
+    can_access_peer,
+    enable_peer_access,
+    classify,
+    allocate,
+    release,
+    allocate_pinned,
+    release_pinned,
+    create_stream,
+    destroy_stream,
+    synchronize_stream,
+    create_event,
+    destroy_event,
+    record_event,
+    wait_event,
+    query_event,
+    synchronize_event,
+    export_memory,
+    open_memory,
+    close_memory,
+    export_event,
+    open_event,
+    copy,
+    fill,
+    reduce,
+    pack,
+    cast,
+    quantize,
+    dequantize,
 };
 
 }  // namespace
 }  // namespace mpidp
 
-extern "C" __attribute__((visibility("default"))) const mpidp::DeviceRuntime*
-mpidp_device_runtime(std::uint32_t abi) {
+extern "C" __attribute__((visibility("default"))) const mpidp::DeviceRuntime* mpidp_device_runtime(
+    std::uint32_t abi) {
   return abi == mpidp::kDeviceAbi ? &mpidp::table : nullptr;
 }
