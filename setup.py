@@ -7,6 +7,10 @@ C++17 compiler ($CXX, else c++, g++ or clang++) does the work, so no C++ wrapper
 Environment: MPICC, CXX, CPPFLAGS, CXXFLAGS, LDFLAGS as everywhere;
 MPIDP_WERROR=1 turns warnings into errors; MPIDP_SANITIZE=address,undefined (or thread) builds
 with sanitizers; MPIDP_JOBS sets the number of compilers at work (default: the cores).
+
+Where nvcc is found ($NVCC, else below $CUDA_HOME, else on PATH) an installation also gets
+mpidp/_cuda.so, the CUDA part. MPIDP_CUDA=0 leaves it out; MPIDP_CUDA=1 makes its lack an error, and
+builds it in place too; MPIDP_CUDA_ARCHITECTURES=80,90 names the compute capabilities.
 """
 
 from __future__ import annotations
@@ -275,6 +279,105 @@ def shown(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
+class CudaPart:
+    """Builds mpidp/_cuda.so with nvcc: a shared library that is loaded at the first GPU array.
+
+    The CUDA runtime is linked statically and the driver not at all, so the same package works on
+    machines without a GPU.
+    """
+
+    SOURCES = ("reduce/cuda.cu", "reduce/cuda_codec.cu", "transport/cuda_runtime.cu")
+    # No contraction of products and sums: the bits are those of the CPU kernels.
+    FLAGS = ("-std=c++17", "-O3", "-fmad=false", "-cudart", "static", "-Xcompiler", "-fPIC")
+    PROBE = "#include <cuda_runtime.h>\n__global__ void kernel() {}\nint main() { return 0; }\n"
+    ARCHITECTURES = "75,80,90"
+
+    def __init__(self) -> None:
+        self.asked = os.environ.get("MPIDP_CUDA", "").strip()
+        if self.asked not in ("", "0", "1"):
+            raise SetupError(f"MPIDP_CUDA={self.asked}: give 0 or 1, or leave it unset")
+        self.nvcc = None if self.asked == "0" else self.find_nvcc()
+        if self.asked == "1" and self.nvcc is None:
+            raise SetupError("MPIDP_CUDA=1, but there is no nvcc: set NVCC or CUDA_HOME")
+
+    @staticmethod
+    def find_nvcc() -> str | None:
+        """The CUDA compiler, or None."""
+        named = os.environ.get("NVCC", "").strip()
+        if named:
+            if shutil.which(named) is None:
+                raise SetupError(f"NVCC={named}: no such program")
+            return named
+        for variable in ("CUDA_HOME", "CUDA_PATH"):
+            candidate = Path(os.environ.get(variable, "")) / "bin" / "nvcc"
+            if os.environ.get(variable) and os.access(candidate, os.X_OK):
+                return str(candidate)
+        return shutil.which("nvcc")
+
+    def wanted(self, inplace: bool) -> bool:
+        """Whether to build: an in-place build, made often and tested without a GPU, must ask."""
+        return self.nvcc is not None and (self.asked == "1" or not inplace)
+
+    def architecture_flags(self) -> list[str]:
+        """Machine code for each compute capability, and PTX of the last for those to come."""
+        text = os.environ.get("MPIDP_CUDA_ARCHITECTURES", "").strip() or self.ARCHITECTURES
+        names = [name.strip() for name in text.split(",")]
+        if not all(name.rstrip("af").isdigit() for name in names):
+            raise SetupError(f"MPIDP_CUDA_ARCHITECTURES={text}: give numbers such as 80,90")
+        flags = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in names]
+        return [*flags, f"-gencode=arch=compute_{names[-1]},code=compute_{names[-1]}"]
+
+    def build(self, target: Path) -> None:
+        """Makes `target`. A compiler that does not work is a warning, unless MPIDP_CUDA=1."""
+        assert self.nvcc is not None
+        command = [self.nvcc, *self.FLAGS, *self.architecture_flags(), f"-I{CSRC}"]
+        key = hashlib.sha256(repr(command).encode()).hexdigest()[:12]
+        folder = ROOT / "build" / f"cuda-{key}"
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self.works(folder):
+            reason = f"{self.nvcc} cannot compile (headers or a host compiler are missing)"
+            if self.asked == "1":
+                raise SetupError(reason)
+            print(f"warning: {reason}: building without the CUDA part", file=sys.stderr)
+            target.unlink(missing_ok=True)
+            return
+        objects = {CSRC / name: folder / (Path(name).stem + ".o") for name in self.SOURCES}
+        stale = [pair for pair in objects.items() if not is_current(pair[1])]
+
+        def compile_one(pair: tuple[Path, Path]) -> None:
+            source, made = pair
+            print(f"compiling {shown(source)}", flush=True)
+            made.unlink(missing_ok=True)
+            depfile = ["-MMD", "-MF", str(made.with_suffix(".d"))]
+            run(
+                [*command, *depfile, "-c", str(source), "-o", str(made)],
+                f"compiling {shown(source)}",
+            )
+
+        with ThreadPoolExecutor(int(os.environ.get("MPIDP_JOBS") or os.cpu_count() or 1)) as pool:
+            list(pool.map(compile_one, stale))
+        linked = folder / "_cuda.so"
+        if stale or not linked.exists():
+            run(
+                [*command, "-shared", *map(str, objects.values()), "-o", str(linked)],
+                "linking the CUDA part",
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        install(linked, target)
+
+    def works(self, folder: Path) -> bool:
+        """Whether nvcc compiles a trivial file. Asked once."""
+        passed = folder / "checked"
+        if not passed.exists():
+            probe = folder / "probe.cu"
+            probe.write_text(self.PROBE)
+            command = [str(self.nvcc), *self.FLAGS, "-c", str(probe), "-o", str(folder / "probe.o")]
+            if output_of(command) is None:
+                return False
+            passed.touch()
+        return True
+
+
 class BuildExtension(build_ext):
     """Compiles what has changed, in parallel, and links mpidp._core.
 
@@ -303,6 +406,9 @@ class BuildExtension(build_ext):
             run(command, f"linking {ext.name}")
             manifest.write_text(names)
         install(linked, target)
+        cuda = CudaPart()
+        if cuda.wanted(bool(self.inplace)):
+            cuda.build(target.parent / "_cuda.so")
 
     @staticmethod
     def compile_one(chain: Toolchain, source: Path, target: Path) -> None:
@@ -327,6 +433,9 @@ class BuildExtension(build_ext):
                 target = ROOT / "build" / folder / built.name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 install(built, target)
+                part = built.parent / "_cuda.so"
+                if part.exists() and CudaPart().wanted(inplace=True):
+                    install(part, target.parent / "_cuda.so")
 
 
 def install(source: Path, target: Path) -> None:

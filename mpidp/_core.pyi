@@ -234,7 +234,7 @@ def device_reduce(
     op: str = "sum",
     stream: int = 0,
 ) -> None:
-    """The kernel of the reductions, on addresses; at most 16 of each. For tests and measurements."""
+    """The kernel of the reductions, on addresses; at most 16 of each. For measurements."""
 
 def device_synchronize(device: int, stream: int = 0) -> None:
     """Blocks until the stream is idle."""

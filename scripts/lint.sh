@@ -14,7 +14,8 @@ if ! cmp -s scripts/lint-requirements.txt "$stamp"; then
   cp scripts/lint-requirements.txt "$stamp"
 fi
 bin=$venv/bin
-mapfile -t native < <(git ls-files --cached --others --exclude-standard 'csrc/*.cc' 'csrc/*.h')
+mapfile -t native < <(git ls-files --cached --others --exclude-standard 'csrc/*.cc' 'csrc/*.h' 'csrc/*.cu' \
+  'tests/*.cc' 'tests/*.h')
 mapfile -t shell < <(git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
 
 if [ "${1:-}" = --fix ]; then

@@ -34,6 +34,7 @@ MPIDP_DEVICE void reduce_items(const ReduceArguments& args, std::int64_t element
   using Pack = Items<E, kItems>;
   using Value = typename E::Value;
   typename E::Acc acc[kItems];
+#pragma unroll 1
   for (int s = 0; s < args.num_sources; ++s) {
     const Value* source = device_address(static_cast<const Value*>(args.sources[s]));
     const Pack pack = *reinterpret_cast<const Pack*>(source + element);

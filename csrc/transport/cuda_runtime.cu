@@ -49,8 +49,14 @@ int device_info(int device, DeviceInfo* info) {
   if (status != kDeviceOk) return status;
   *info = DeviceInfo{};
   std::memcpy(info->name, found.name, sizeof(info->name) - 1);
+#if defined(__HIP_PLATFORM_AMD__)
+  // HIP of before 5.5 has no uuid; the place on the bus tells devices of one host apart as well.
+  const int place[] = {found.pciDomainID, found.pciBusID, found.pciDeviceID};
+  std::memcpy(info->uuid, place, sizeof(place));
+#else
   static_assert(sizeof(found.uuid) == sizeof(info->uuid), "16 bytes");
   std::memcpy(info->uuid, &found.uuid, sizeof(info->uuid));
+#endif
   info->multiprocessors = found.multiProcessorCount;
   info->compute_capability = 10 * found.major + found.minor;
   info->memory_bytes = found.totalGlobalMem;

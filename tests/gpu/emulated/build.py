@@ -1,4 +1,4 @@
-"""Builds the emulated device: the library's CUDA sources and the runtime here, by the host compiler.
+"""Builds the emulated device: the library's CUDA sources and the runtime here, for the host.
 
     python tests/gpu/emulated/build.py       # prints the path of the plugin
 
@@ -27,9 +27,9 @@ SOURCES = (
     HERE / "memory.cc",
 )
 FLAGS = (
-    "-std=c++17 -O1 -g1 -fPIC -fvisibility=hidden -pthread -ffp-contract=off -DMPIDP_EMULATED "
-    "-Wall -Wextra -Wno-unknown-pragmas"
-).split()
+    *("-std=c++17", "-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread"),
+    *("-ffp-contract=off", "-DMPIDP_EMULATED", "-Wall", "-Wextra", "-Wno-unknown-pragmas"),
+)
 
 
 def compiler() -> list[str]:
@@ -63,10 +63,8 @@ def build() -> Path:
 def _compile(folder: Path, library: Path) -> None:
     def compile_one(source: Path) -> str:
         made = folder / (source.stem + ".o")
-        _run(
-            [*compiler(), *FLAGS, f"-I{CSRC}", f"-I{HERE}"]
-            + ["-x", "c++", "-c", str(source), "-o", str(made)]
-        )
+        flags = [*FLAGS, f"-I{CSRC}", f"-I{HERE}"]
+        _run([*compiler(), *flags, "-x", "c++", "-c", str(source), "-o", str(made)])
         return str(made)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
