@@ -17,17 +17,20 @@ architectures=()
 for name in ${MPIDP_CUDA_ARCHITECTURES:-75 80 90}; do
   architectures+=("-gencode=arch=compute_${name},code=sm_${name}")
 done
-printf '%s\n' csrc/reduce/*.cu csrc/transport/*.cu |
-  xargs -P "$(nproc)" -I{} sh -c '
-    source=$1 folder=$2
-    shift 2
-    exec timeout 600 "$@" -c "$source" -o "$folder/$(basename "$source").o" \
-      >"$folder/$(basename "$source").log" 2>&1' \
-    sh {} "$folder" "$nvcc" -std=c++17 -O3 -fmad=false -Xcompiler -fPIC,-Wall,-Wextra \
-    -Xptxas -v -Icsrc "${architectures[@]}" || {
-  cat "$folder"/*.log
-  die "the CUDA part does not compile"
-}
+flags=(-std=c++17 -O3 -fmad=false -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v -Icsrc)
+jobs=()
+for source in csrc/reduce/*.cu csrc/transport/*.cu; do
+  name=$folder/$(basename "$source")
+  timeout 600 "$nvcc" "${flags[@]}" "${architectures[@]}" -c "$source" -o "$name.o" \
+    >"$name.log" 2>&1 &
+  jobs+=($!)
+done
+for job in "${jobs[@]}"; do
+  wait "$job" || {
+    cat "$folder"/*.log
+    die "the CUDA part does not compile"
+  }
+done
 "$nvcc" --version | tail -n 2
 # One line for each register count, over all kernels and architectures.
 cat "$folder"/*.log | grep -oE 'Used [0-9]+ registers' | sort -k2n | uniq -c |
