@@ -11,6 +11,9 @@ step() {
   printf '===== %s: %d s\n' "$*" $((SECONDS - start))
 }
 step scripts/lint.sh
+# The CUDA part is compiled where nvcc is, the same sources for AMD where hipcc is.
+step scripts/cuda_report.sh
+step scripts/hip_check.sh
 # The PyTorch tests run where a CPU build can be had; they skip themselves elsewhere.
 timeout 300 .venv/bin/python -m pip install --quiet "${MPIDP_CI_TORCH:-torch==2.13.0}" ||
   echo "no PyTorch: its tests are skipped"

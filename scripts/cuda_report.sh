@@ -17,7 +17,7 @@ architectures=()
 for name in ${MPIDP_CUDA_ARCHITECTURES:-75 80 90}; do
   architectures+=("-gencode=arch=compute_${name},code=sm_${name}")
 done
-flags=(-std=c++17 -O3 -fmad=false -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v -Icsrc)
+flags=(-std=c++17 -O3 -fmad=false -Xcompiler "-fPIC,-Wall,-Wextra" -Xptxas -v -Icsrc)
 jobs=()
 for source in csrc/reduce/*.cu csrc/transport/*.cu; do
   name=$folder/$(basename "$source")
