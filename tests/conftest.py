@@ -24,3 +24,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
             f"MPI: {name}, rank {comm.rank} of {comm.size}, thread level {MPI.Query_thread()}"
         )
     return lines
+
+
+@pytest.fixture
+def no_cuda_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build without the CUDA part, whatever this one has."""
+    from mpidp import devices
+
+    monkeypatch.setattr(devices, "find_plugin", lambda: None)

@@ -15,6 +15,7 @@ using PluginEntry = const DeviceRuntime* (*)(std::uint32_t);
 
 // Codes of cudaGetDeviceCount that mean "nothing is there" rather than "something is wrong".
 constexpr int kNoDevice = 100;
+constexpr int kInsufficientDriver = 35;  // what a runtime says where there is none, too
 constexpr int kPollsBeforeYield = 200;
 constexpr std::int64_t kYieldUs = 2000;
 constexpr int kNapUs = 50;
@@ -34,10 +35,13 @@ void check_devices(const DeviceRuntime& runtime) {
         "no GPU is visible to this process: see what `nvidia-smi -L` lists, and whether "
         "CUDA_VISIBLE_DEVICES or the batch system hides it");
   }
-  if (status != kDeviceOk) {
+  if (status == kInsufficientDriver) {
     throw_no_device(
-        std::string("the GPU driver cannot be used (") + runtime.error_string(status) +
-        "): install a driver that is at least as new as the CUDA version of this build");
+        "there is no GPU driver here, or it is older than the CUDA version of this build: install "
+        "a newer driver (`nvidia-smi` shows what it supports), or build with an older CUDA");
+  }
+  if (status != kDeviceOk) {
+    throw_no_device(std::string("the GPU driver cannot be used: ") + runtime.error_string(status));
   }
 }
 

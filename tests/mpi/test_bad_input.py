@@ -5,7 +5,7 @@ import pytest
 
 import mpidp
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("no_cuda_part")]
 
 GOOD = np.ones(12)
 

@@ -201,7 +201,7 @@ def test_registered_arrays(comm, shape, dtype):
         (((3,), "float32", "cuda:0"), mpidp.CudaError, "no CUDA part"),
     ],
 )
-def test_empty_refuses(comm, arguments, error, message):
+def test_empty_refuses(comm, no_cuda_part, arguments, error, message):
     with pytest.raises(error, match=message):
         comm.empty(*arguments)
 

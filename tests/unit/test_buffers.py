@@ -182,7 +182,7 @@ def test_what_is_no_array_for_us_is_refused_with_a_reason(x, message):
         as_buffer(x)
 
 
-def test_gpu_memory_is_refused_with_a_way_out():
+def test_gpu_memory_is_refused_with_a_way_out(no_cuda_part):
     class CudaArray:
         @property
         def __cuda_array_interface__(self):

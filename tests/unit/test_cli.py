@@ -50,7 +50,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("args", "message"), BAD)
-def test_bad_input_is_one_line_and_status_2(args, message, capsys, as_rank):
+def test_bad_input_is_one_line_and_status_2(args, message, capsys, as_rank, no_cuda_part):
     as_rank(0)
     assert main.run(args) == 2
     captured = capsys.readouterr()
