@@ -14,6 +14,7 @@ constexpr std::int64_t kSlotBytes = std::int64_t{64} << 10;
 // Largest registered array that goes through the mailbox where each rank has a core.
 constexpr std::int64_t kMailboxBytes = std::int64_t{8} << 10;
 constexpr std::int64_t kInlineBytes = std::int64_t{16} << 10;
+constexpr double kConnectSeconds = 30.0;
 constexpr std::int64_t kSegmentBytes = std::int64_t{256} << 10;
 constexpr std::int64_t kLeastSegmentBytes = std::int64_t{64} << 10;
 constexpr std::int64_t kPieceBytes = std::int64_t{1} << 30;
@@ -136,7 +137,8 @@ void Context::connect_shared_memory() {
       group_->write_probe();
       MPIDP_MPI_CHECK(MPI_Barrier(comm_));
       shared_memory_ = all_ranks(group_->check_probe());
-      if (shared_memory_) group_->choose_stores(settings_.timeout);
+      // Not the caller's deadline alone: one of milliseconds is meant for collectives.
+      if (shared_memory_) group_->choose_stores(std::max(settings_.timeout, kConnectSeconds));
     }
   }
   if (shared_memory_) {
