@@ -185,9 +185,9 @@ else
     step "tests-$count-ranks" 70 "$launcher" -n "$count" "$root/scripts/rank.sh" "$out/ranks-$count" \
       "${pytest[@]}" --with-mpi tests/gpu/mpi ${few[@]+"${few[@]}"}
   done
-  if has compute-sanitizer && [ -z "$emulated" ] && [ -e tests/gpu/test_kernels.py ]; then
+  if has compute-sanitizer && [ -z "$emulated" ] && [ -e tests/gpu/test_device_kernels.py ]; then
     step sanitizer 60 compute-sanitizer --tool memcheck --error-exitcode 9 --target-processes all \
-      "${pytest[@]}" -x tests/gpu/test_kernels.py
+      "${pytest[@]}" -x tests/gpu/test_device_kernels.py
   else
     record sanitizer absent 0 ""
   fi
