@@ -41,6 +41,7 @@ cd "$root"
 [ ${#paths[@]} -gt 0 ] || paths=(tests/unit tests/jobs tests/gpu tests/mpi tests/adapters)
 serial=()
 parallel=()
+device=() # a process that has loaded a GPU plugin keeps it
 for path in "${paths[@]}"; do
   path=${path#"$root"/}
   [ -e "${path%%::*}" ] || continue
@@ -49,9 +50,9 @@ for path in "${paths[@]}"; do
       for file in tests/gpu/test_*.py; do
         [ ! -e "$file" ] || serial+=("$file")
       done
-      parallel+=(tests/gpu/mpi)
+      device+=(tests/gpu/mpi)
       ;;
-    tests/gpu/mpi*) parallel+=("$path") ;;
+    tests/gpu/mpi*) device+=("$path") ;;
     tests/unit* | tests/jobs* | tests/gpu*) serial+=("$path") ;;
     *) parallel+=("$path") ;;
   esac
@@ -123,12 +124,17 @@ run_pytest() {
 if [ ${#serial[@]} -gt 0 ]; then
   run_pytest "no MPI" timeout -k 10 1500 "${pytest[@]}" "${serial[@]}" ${options[@]+"${options[@]}"}
 fi
-if [ ${#parallel[@]} -gt 0 ]; then
-  for count in ${ranks//,/ }; do
-    run_pytest "$count ranks" mpi_run "$count" 900 "$root/scripts/rank.sh" "$logs" \
-      "${pytest[@]}" --with-mpi "${parallel[@]}" ${options[@]+"${options[@]}"}
-  done
-fi
+# run_ranks NAME COUNT PATH...
+run_ranks() {
+  local name=$1 count=$2
+  shift 2
+  run_pytest "$name" mpi_run "$count" 900 "$root/scripts/rank.sh" "$logs" \
+    "${pytest[@]}" --with-mpi "$@" ${options[@]+"${options[@]}"}
+}
+for count in ${ranks//,/ }; do
+  [ ${#parallel[@]} = 0 ] || run_ranks "$count ranks" "$count" "${parallel[@]}"
+  [ ${#device[@]} = 0 ] || run_ranks "$count, GPU" "$count" "${device[@]}"
+done
 
 printf '\n##### summary, %s\n' "$mpi"
 printf '%s\n' "${summary[@]}" ""
