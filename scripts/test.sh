@@ -69,7 +69,9 @@ case ${MPIDP_SANITIZE:-} in
   *) preload=libasan.so ;;
 esac
 if [ -n "${preload:-}" ]; then
-  pytest=(env "LD_PRELOAD=$("${CXX:-c++}" -print-file-name="$preload")"
+  # The C++ library too: a sanitizer looks for its functions, such as the one that throws, at once.
+  preload="$("${CXX:-c++}" -print-file-name="$preload") $("${CXX:-c++}" -print-file-name=libstdc++.so)"
+  pytest=(env "LD_PRELOAD=$preload"
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 "${pytest[@]}")
 fi
 
