@@ -61,6 +61,20 @@ std::string ranges_of(const std::vector<int>& ranks) {
 
 }  // namespace
 
+Fingerprint Context::fingerprint_of(const Call& call) const {
+  Fingerprint detail;
+  detail.sequence = sequence_;
+  detail.count = call.count;
+  detail.root = call.root;
+  detail.collective = static_cast<std::uint8_t>(call.collective);
+  detail.op = static_cast<std::uint8_t>(call.divisor != 1.0 ? Op::kMean : call.op);
+  detail.dtype = static_cast<std::uint8_t>(call.dtype);
+  detail.device = static_cast<std::uint8_t>(call.device);
+  detail.algorithm = static_cast<std::uint8_t>(call.algorithm);
+  detail.deterministic = call.deterministic ? 1 : 0;
+  return detail;
+}
+
 void Context::enter(const Call& call, EntryMessage& message, const Fingerprint& detail) {
   group_->arrive_at_entry(message, detail);
   group_->wait(call.timeout);
