@@ -64,6 +64,7 @@ class Context:
         segment_bytes: int = ...,
         piece_bytes: int = ...,
         spin_us: int = -1,
+        stores: str = "auto",
         device_transport: str = "auto",
         device_segment_bytes: int = 0,
     ) -> None:
@@ -87,6 +88,9 @@ class Context:
     @property
     def shared_memory(self) -> bool:
         """True when every process of this node can map every other's memory (proven by a probe)."""
+    @property
+    def stores(self) -> str:
+        """How memory that peers read is written: "streaming", "loop" or "library"."""
     @property
     def device_index(self) -> int:
         """The GPU that this rank works on; -1 while it has none."""

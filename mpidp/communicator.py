@@ -298,6 +298,7 @@ class Communicator(Collectives):
             "node_rank": self.node_rank,
             "num_nodes": self.num_nodes,
             "shared_memory": context.shared_memory,
+            "stores": context.stores,
             "device": {
                 "runtime": _core.device_runtime(),
                 "index": context.device_index if context.device_index >= 0 else None,

@@ -26,6 +26,7 @@ ALGORITHMS = (
     "hierarchical",
     "mpi",
 )
+STORES = ("auto", "streaming", "loop", "library")
 DEVICE_TRANSPORTS = ("auto", "staged")
 OPS = ("sum", "mean", "prod", "min", "max")
 
@@ -129,6 +130,12 @@ SETTINGS = (
         "Microseconds to spin before a wait yields the core.",
     ),
     Setting(
+        "stores",
+        "MPIDP_STORES",
+        str,
+        'How memory that peers read is written: "auto" (measured), "streaming", "loop" or "library".',
+    ),
+    Setting(
         "device_transport",
         "MPIDP_DEVICE_TRANSPORT",
         str,
@@ -171,6 +178,7 @@ class Config:
     segment_bytes: int | None = None
     piece_bytes: int | None = None
     spin_us: int | None = None
+    stores: str = "auto"
     device_transport: str = "auto"
     device_segment_bytes: int | None = None
     tuning_file: str | None = None
@@ -220,8 +228,9 @@ class Config:
         )
         options = {field: getattr(self, field) for field in fields}
         options = {field: value for field, value in options.items() if value is not None}
-        if self.device_transport != "auto":
-            options["device_transport"] = self.device_transport
+        for field in ("stores", "device_transport"):
+            if getattr(self, field) != "auto":
+                options[field] = getattr(self, field)
         return {"timeout": self.timeout, "shared_memory": self.shared_memory, **options}
 
 
@@ -247,6 +256,9 @@ def _reason_against(field: str, value: Any) -> str:
     elif field == "shared_memory":
         if not isinstance(value, bool):
             return "expected True or False"
+    elif field == "stores":
+        if value not in STORES:
+            return f"expected one of {', '.join(STORES)}"
     elif field == "device_transport":
         if value not in DEVICE_TRANSPORTS:
             return f"expected one of {', '.join(DEVICE_TRANSPORTS)}"

@@ -17,6 +17,7 @@
 #include "binding/work.h"
 #include "common/check.h"
 #include "core/context.h"
+#include "reduce/reduce.h"
 #include "transport/shared_memory.h"
 
 namespace nb = nanobind;
@@ -311,6 +312,14 @@ DeviceTransport device_transport_argument(const char* name) {
               std::string("unknown device transport \"") + name + "\": use auto or staged");
 }
 
+std::int32_t stores_argument(const char* name) {
+  if (std::strcmp(name, "auto") == 0) return -1;
+  const int found = parse_stores(name);
+  if (found >= 0) return found;
+  throw Error(ErrorKind::kInvalidValue,
+              std::string("unknown stores \"") + name + "\": use auto, streaming, loop or library");
+}
+
 MPI_Comm comm_of(std::uintptr_t handle) {
   MPI_Comm comm;
   static_assert(sizeof(comm) <= sizeof(handle));
@@ -339,7 +348,8 @@ void register_context(nb::module_& module) {
   cls.def(nb::new_([](std::uintptr_t comm_handle, double timeout, std::int64_t node_id,
                       bool shared_memory, std::int64_t slot_bytes, std::int64_t inline_bytes,
                       std::int64_t segment_bytes, std::int64_t piece_bytes, int spin_us,
-                      const char* device_transport, std::int64_t device_segment_bytes) {
+                      const char* stores, const char* device_transport,
+                      std::int64_t device_segment_bytes) {
             Settings settings;
             settings.timeout = timeout;
             settings.node_id = node_id;
@@ -349,6 +359,7 @@ void register_context(nb::module_& module) {
             settings.segment_bytes = segment_bytes;
             settings.piece_bytes = piece_bytes;
             settings.spin_us = spin_us;
+            settings.stores = stores_argument(stores);
             settings.device_transport = device_transport_argument(device_transport);
             settings.device_segment_bytes = device_segment_bytes;
             const nb::gil_scoped_release no_gil;
@@ -357,7 +368,7 @@ void register_context(nb::module_& module) {
           nb::arg("comm_handle"), nb::kw_only(), nb::arg("timeout") = 600.0,
           nb::arg("node_id") = -1, nb::arg("shared_memory") = true, nb::arg("slot_bytes") = 0,
           nb::arg("inline_bytes") = 0, nb::arg("segment_bytes") = 0, nb::arg("piece_bytes") = 0,
-          nb::arg("spin_us") = -1, nb::arg("device_transport") = "auto",
+          nb::arg("spin_us") = -1, nb::arg("stores") = "auto", nb::arg("device_transport") = "auto",
           nb::arg("device_segment_bytes") = 0);
   cls.def_prop_ro("rank", &Context::rank)
       .def_prop_ro("world_size", &Context::world_size)
@@ -368,6 +379,7 @@ void register_context(nb::module_& module) {
       .def_prop_ro("closed", &Context::closed)
       .def_prop_ro("timeout", &Context::timeout)
       .def_prop_ro("shared_memory", &Context::shared_memory)
+      .def_prop_ro("stores", [](const Context& self) { return name_of(self.stores()); })
       .def_prop_ro("thread_multiple", &Context::thread_multiple)
       .def_prop_ro("device_index", &Context::device_index)
       .def_prop_ro("device_transport", &Context::device_transport)

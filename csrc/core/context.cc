@@ -112,6 +112,7 @@ void Context::connect_shared_memory() {
   group_settings.inline_bytes = settings_.inline_bytes;
   group_settings.slot_bytes = settings_.slot_bytes;
   group_settings.spin_us = settings_.spin_us;
+  group_settings.stores = settings_.stores;
   group_ = std::make_unique<NodeGroup>(group_settings);
 
   shared_memory_ = false;

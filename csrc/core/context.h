@@ -32,6 +32,7 @@ struct Settings {
   std::int64_t piece_bytes = 0;    // 0: built-in
   std::int32_t spin_us = -1;       // -1: by load
   std::int32_t shared_memory = 1;  // 0: everything goes through MPI
+  std::int32_t stores = -1;        // a Stores; -1: measured
   DeviceTransport device_transport = DeviceTransport::kAuto;
   std::int64_t device_segment_bytes = 0;  // 0: built-in
 };
@@ -59,6 +60,7 @@ class Context {
   int min_local_size() const { return min_local_size_; }
   int max_local_size() const { return max_local_size_; }
   bool shared_memory() const { return shared_memory_; }
+  Stores stores() const { return group_->stores(); }
   bool thread_multiple() const { return thread_multiple_; }
   bool closed() const { return closed_.load(std::memory_order_relaxed); }
   double timeout() const { return settings_.timeout; }

@@ -154,6 +154,19 @@ void claim_lines([[maybe_unused]] void* destination, [[maybe_unused]] std::int64
 
 }  // namespace
 
+namespace {
+constexpr const char* kStoresNames[kNumStores] = {"streaming", "loop", "library"};
+}
+
+const char* name_of(Stores stores) { return kStoresNames[static_cast<int>(stores)]; }
+
+int parse_stores(const char* name) {
+  for (int i = 0; i < kNumStores; ++i) {
+    if (std::strcmp(name, kStoresNames[i]) == 0) return i;
+  }
+  return -1;
+}
+
 void copy_bytes_by(Stores stores, void* destination, const void* source, std::int64_t nbytes) {
   if (stores != Stores::kStreaming && nbytes <= kClaimedAhead) claim_lines(destination, nbytes);
   if (stores == Stores::kLibrary) {

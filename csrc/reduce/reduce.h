@@ -46,6 +46,8 @@ enum class Stores : std::uint8_t {
   kLibrary,  // the C library's memcpy
 };
 inline constexpr int kNumStores = 3;
+const char* name_of(Stores stores);
+int parse_stores(const char* name);  // -1 for an unknown name
 
 // As copy_bytes, by the given stores. A flag stored afterwards is seen after the data.
 void copy_bytes_by(Stores stores, void* destination, const void* source, std::int64_t nbytes);

@@ -25,10 +25,12 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 std::int32_t NodeGroup::stores_found() { return found.load(std::memory_order_relaxed); }
 
 void NodeGroup::take_over_stores(const std::vector<Card>& cards) {
-  const std::int32_t first = cards.front().stores;
-  stores_known_ = first >= 0 && std::all_of(cards.begin(), cards.end(), [first](const Card& card) {
-                    return card.stores == first;
-                  });
+  const bool asked = settings_.stores >= 0;
+  const std::int32_t first = asked ? settings_.stores : cards.front().stores;
+  stores_known_ =
+      asked || (first >= 0 && std::all_of(cards.begin(), cards.end(), [first](const Card& card) {
+                  return card.stores == first;
+                }));
   if (stores_known_) stores_ = static_cast<Stores>(first);
 }
 

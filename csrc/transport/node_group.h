@@ -79,6 +79,7 @@ struct NodeGroupSettings {
   std::int64_t inline_bytes = 0;  // of one mailbox
   std::int64_t slot_bytes = 0;    // of one staging slot, before division over the ranks
   int spin_us = -1;
+  std::int32_t stores = -1;  // a Stores; -1: choose_stores() measures
   // Ranks that share this group's cores: more than the group where several nodes, such as
   // containers, are one machine.
   int machine_ranks = 1;

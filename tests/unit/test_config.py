@@ -76,6 +76,7 @@ def test_core_options_leave_defaults_to_the_extension():
         ("MPIDP_SEGMENT_BYTES", "K"),
         ("MPIDP_SPIN_US", "1.5"),
         ("MPIDP_ALGORITHM", "fastest"),
+        ("MPIDP_STORES", "fast"),
     ],
 )
 def test_a_wrong_variable_is_named_with_its_value(variable, text):
