@@ -133,7 +133,7 @@ SETTINGS = (
         "stores",
         "MPIDP_STORES",
         str,
-        'How memory that peers read is written: "auto" (measured), "streaming", "loop" or "library".',
+        'Stores to memory that peers read: "auto" (measured), "streaming", "loop" or "library".',
     ),
     Setting(
         "device_transport",
